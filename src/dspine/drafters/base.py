@@ -1,0 +1,51 @@
+"""What the engine asks of a drafter, whatever its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Features = npt.NDArray[np.float32]
+"""Rows of concatenated taps: (n, taps * target hidden size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The chain a drafter chose for one block: at most width - 1 tokens, slot 1 first."""
+
+    tokens: tuple[int, ...]
+    scores: tuple[float, ...] = ()
+    """Softmax probability of each chosen token within its row of the transition table."""
+
+
+class Drafter(Protocol):
+    """Owns native memory; one instance serves every sequence, all state indexed by `seq`."""
+
+    name: str
+    block_size: int
+    taps: tuple[int, ...]
+
+    def first_visible(self, anchor_position: int) -> int:
+        """First context position that a block anchored at `anchor_position` can see."""
+
+    def covered(self, seq: int) -> int:
+        """Context positions [.., covered) are present; the next anchor must sit there."""
+
+    def add_context(self, seq: int, position: int, features: Features) -> None:
+        """Turn confirmed rows at `position`, `position + 1`, ... into context K/V.
+
+        Rows may start after `covered(seq)` when the gap lies before every window that a later
+        block can see; earlier rows overwrite. Raises UsageError for any other gap.
+        """
+
+    def draft(self, seq: int, anchor: int, width: int) -> Draft:
+        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`."""
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Forget context positions from `length` on (a rollback, or a reused prefix)."""
+
+    def close(self) -> None:
+        """Free native memory; later calls raise ClosedError."""

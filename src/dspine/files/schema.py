@@ -1,0 +1,213 @@
+"""What a DSpine drafter consists of: its configuration, its pair, and the exact tensor list.
+
+Both file formats (SpecForge safetensors and our GGUF), the torch module and the ggml graph
+take names and shapes from here, so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dspine.errors import FileError
+
+ARCHITECTURE = "dspine"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """Geometry of a DSpine drafter. Sizes are counts; `rope_theta` and `rms_norm_eps` are plain numbers.
+
+    `taps` are 0-based target layer ids whose *output* is read, in concatenation order.
+    `windows` has one entry per layer: the sliding window in tokens (the current one counted),
+    or None for full attention. `causal` has one entry per layer (attention inside the block).
+    `draft_vocab_size` is None for the target's full vocabulary, else the size of the reduced head.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    target_hidden_size: int
+    block_size: int
+    taps: tuple[int, ...]
+    mask_token_id: int
+    windows: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+    transfer_rank: int
+    message_size: int
+    top_k: int = 16
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_positions: int = 8192
+    draft_vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+            "target_hidden_size",
+            "transfer_rank",
+            "message_size",
+            "top_k",
+            "max_positions",
+        ):
+            _require_count(name, getattr(self, name), 1)
+        _require_count("block_size", self.block_size, 2)
+        if self.num_heads % self.num_kv_heads:
+            raise FileError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads "
+                f"{self.num_kv_heads}: the drafter's attention heads cannot be grouped"
+            )
+        if self.head_dim % 2:
+            raise FileError(f"head_dim {self.head_dim} is odd: rotary positions need pairs")
+        if self.transfer_rank > min(self.hidden_size, self.vocab_size - 1):
+            raise FileError(
+                f"transfer_rank {self.transfer_rank} is above "
+                f"{min(self.hidden_size, self.vocab_size - 1)}, the smaller of hidden_size and "
+                f"vocab_size - 1"
+            )
+        if self.top_k > (self.draft_vocab_size or self.vocab_size):
+            raise FileError(f"top_k {self.top_k} is larger than the vocabulary it chooses from")
+        for name in ("windows", "causal"):
+            if len(getattr(self, name)) != self.num_layers:
+                raise FileError(
+                    f"{name} names {len(getattr(self, name))} layers, the drafter has "
+                    f"{self.num_layers}: every layer must say its own"
+                )
+        if not all(self.causal):
+            raise FileError(
+                "causal is false for a layer: DSpine needs causal attention inside the block"
+            )
+        if not self.taps or any(isinstance(t, bool) or t < 0 for t in self.taps):
+            raise FileError(f"taps {list(self.taps)} must be one or more target layer ids from 0")
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise FileError(
+                f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}"
+            )
+        for name in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise FileError(f"{name} {value} must be a positive number")
+
+    @property
+    def feature_size(self) -> int:
+        """Width of one token's feature: all taps concatenated."""
+        return len(self.taps) * self.target_hidden_size
+
+    @property
+    def context_window(self) -> int | None:
+        """Largest window of any layer, or None when one layer sees everything."""
+        known = [w for w in self.windows if w is not None]
+        return None if len(known) < self.num_layers else max(known)
+
+    def first_visible(self, anchor_position: int) -> int:
+        """First context position that any slot of a block anchored there can see."""
+        window = self.context_window
+        return 0 if window is None else max(0, anchor_position - window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Which target a drafter belongs to; compared with the target at load."""
+
+    name: str
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    vocab_hash: str
+    """sha256 (hex) over the token texts, each preceded by its length; see pairing.vocab_hash."""
+    fingerprint: str
+    """sha256 (hex) of the target's `output_norm.weight` as float32 bytes."""
+    thinking: bool = False
+    """Whether the drafter was trained on text with reasoning switched on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """What travels in a drafter file beside the weights, for people and for width choice."""
+
+    acceptance_curve: tuple[float, ...] = ()
+    """P(slot i accepted | all earlier slots accepted), i = 1 ... block_size - 1."""
+    provenance: Mapping[str, object] = field(default_factory=dict)
+    """Command, data counts, commit, package versions, curves; stored as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: its name in each format and its shape in PyTorch order (out, in)."""
+
+    torch_name: str
+    gguf_name: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_matrix(self) -> bool:
+        """Only matrices are quantised; vectors stay F32 in our GGUF."""
+        return len(self.shape) == 2
+
+
+def tensor_specs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
+    """Every tensor of a drafter, in file order (reference: SpecForge's `DSpineDraftModel`)."""
+    c = config
+    hidden, rank, message = c.hidden_size, c.transfer_rank, c.message_size
+    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    specs = [
+        TensorSpec("fc.weight", "fc.weight", (hidden, c.feature_size)),
+        TensorSpec("hidden_norm.weight", "enc.output_norm.weight", (hidden,)),
+        TensorSpec("norm.weight", "output_norm.weight", (hidden,)),
+        TensorSpec("injection.message.weight", "inj_message.weight", (message, rank)),
+        TensorSpec("injection.receiver_gate.weight", "inj_receiver_gate.weight", (message, rank)),
+        TensorSpec(
+            "injection.predecessor_gate.weight", "inj_predecessor_gate.weight", (message, rank)
+        ),
+        TensorSpec("injection.bias", "inj_bias", (message,)),
+        TensorSpec("transfer_codes", "transfer_codes.weight", (c.vocab_size, rank)),
+    ]
+    for i in range(c.num_layers):
+        t, g = f"layers.{i}.", f"blk.{i}."
+        specs += [
+            TensorSpec(t + "input_layernorm.weight", g + "attn_norm.weight", (hidden,)),
+            TensorSpec(t + "self_attn.q_proj.weight", g + "attn_q.weight", (queries, hidden)),
+            TensorSpec(t + "self_attn.k_proj.weight", g + "attn_k.weight", (keys, hidden)),
+            TensorSpec(t + "self_attn.v_proj.weight", g + "attn_v.weight", (keys, hidden)),
+            TensorSpec(t + "self_attn.o_proj.weight", g + "attn_output.weight", (hidden, queries)),
+            TensorSpec(t + "self_attn.q_norm.weight", g + "attn_q_norm.weight", (c.head_dim,)),
+            TensorSpec(t + "self_attn.k_norm.weight", g + "attn_k_norm.weight", (c.head_dim,)),
+            TensorSpec(t + "post_attention_layernorm.weight", g + "ffn_norm.weight", (hidden,)),
+            TensorSpec(
+                t + "mlp.gate_proj.weight", g + "ffn_gate.weight", (c.intermediate_size, hidden)
+            ),
+            TensorSpec(
+                t + "mlp.up_proj.weight", g + "ffn_up.weight", (c.intermediate_size, hidden)
+            ),
+            TensorSpec(
+                t + "mlp.down_proj.weight", g + "ffn_down.weight", (hidden, c.intermediate_size)
+            ),
+            TensorSpec(f"injection.readouts.{i}.weight", g + "inj_readout.weight", (rank, hidden)),
+            TensorSpec(f"injection.writes.{i}.weight", g + "inj_write.weight", (hidden, message)),
+        ]
+    return tuple(specs)
+
+
+def default_taps(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
+    """SpecForge's rule: `num_layers` taps spread evenly over target layers 1 ... N - 3."""
+    if num_layers == 1:
+        return (num_target_layers // 2,)
+    span = num_target_layers - 4
+    return tuple(round(1 + i * span / (num_layers - 1)) for i in range(num_layers))
+
+
+def _require_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise FileError(f"{name} is {value!r}: it must be a whole number of at least {least}")
