@@ -17,7 +17,7 @@ ARCHITECTURE = "dspine"
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """Geometry of a DSpine drafter. Sizes are counts; `rope_theta` and `rms_norm_eps` are plain numbers.
+    """Geometry of a DSpine drafter. Sizes are counts; `rope_theta`, `rms_norm_eps` plain numbers.
 
     `taps` are 0-based target layer ids whose *output* is read, in concatenation order.
     `windows` has one entry per layer: the sliding window in tokens (the current one counted),
