@@ -181,6 +181,8 @@ def run_with_progress(
     except BaseException:
         process.terminate()
         raise
+    reader.join()
+    process.stdout.close()
     return process.wait()
 
 

@@ -1,0 +1,133 @@
+"""The repository's own helpers: set-up decisions and docs checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dspine.settings import SETTINGS
+from tools import check_docs, flag_table, setup_env
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "docs" / "flags.md").write_text(flag_table.render())
+    return tmp_path
+
+
+def test_a_true_repository_has_no_problems(repository: Path) -> None:
+    (repository / "README.md").write_text(
+        "# Top\n\n## It's here, isn't it?\n"
+        "[a](docs/flags.md) [b](#its-here-isnt-it) [c](docs/flags.md#speed) [d](https://x.y/z)\n"
+        "`[no](link.md)`\n\n```console\n[neither](this.md)\n```\n"
+    )
+    assert check_docs.problems(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "told"),
+    [
+        ("docs/gone.md", "leads to no file"),
+        ("docs/flags.md#nowhere", "names no heading of flags.md"),
+        ("#nowhere", "names no heading of README.md"),
+        ("../", "leads out of the repository"),
+    ],
+)
+def test_a_broken_link_is_told_with_its_page(repository: Path, link: str, told: str) -> None:
+    (repository / "README.md").write_text(f"# Top\n\n[text]({link})\n")
+    found = check_docs.problems(repository)
+    assert len(found) == 1
+    assert found[0].startswith("README.md: link")
+    assert told in found[0]
+
+
+def test_a_long_file_is_told(repository: Path) -> None:
+    (repository / "src" / "good.py").write_text("x = 1\n" * 500)
+    (repository / "src" / "long.py").write_text("x = 1\n" * 501)
+    assert check_docs.problems(repository) == ["src/long.py: 501 lines, more than 500: split it"]
+
+
+def test_an_outdated_flag_table_is_told(repository: Path) -> None:
+    page = repository / "docs" / "flags.md"
+    page.write_text(page.read_text().replace("512", "513"))
+    assert check_docs.problems(repository) == ["flags.md differs from settings.py: run `make docs`"]
+    page.unlink()
+    assert check_docs.problems(repository) == ["flags.md is missing: run `make docs`"]
+
+
+def test_the_flag_table_has_a_row_for_every_flag_and_variable() -> None:
+    rows = [line for line in flag_table.render().split("\n") if line.startswith("| `")]
+    assert len(rows) == len(SETTINGS)
+    for setting, line in zip(
+        sorted(SETTINGS, key=lambda s: s.flags), sorted(rows, key=first_flags), strict=True
+    ):
+        assert all(f"`{flag}`" in line for flag in setting.flags)
+        assert setting.env is None or f"`{setting.env}`" in line
+
+
+def first_flags(line: str) -> tuple[str, ...]:
+    return tuple(part.strip("`") for part in line.split("|")[1].split() if part.startswith("`"))
+
+
+@pytest.mark.parametrize(
+    ("line", "before", "after"),
+    [
+        ("  [172/193] /usr/bin/g++ -c x.cpp", 10, 89),
+        ("  [193/193] Linking", 10, 100),
+        ("[ 45%] Building CXX object", 10, 45),
+        ("  -- Installing: x", 45, 45),
+        ("", 45, 45),
+    ],
+)
+def test_build_percent_reads_ninja_and_make(line: str, before: int, after: int) -> None:
+    assert setup_env.build_percent(line, before) == after
+
+
+def test_a_changed_pyproject_installs_again_and_an_equal_one_does_not() -> None:
+    key = setup_env.stamp_key(b"one")
+    assert key == setup_env.stamp_key(b"one")
+    assert setup_env.is_ready("test", key, {"test": key})
+    assert not setup_env.is_ready("test", setup_env.stamp_key(b"two"), {"test": key})
+
+
+def test_the_test_environment_serves_the_demo_but_not_the_other_way() -> None:
+    assert setup_env.is_ready("demo", "k", {"test": "k"})
+    assert not setup_env.is_ready("test", "k", {"demo": "k"})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]"])
+def test_damaged_stamps_count_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "stamps").write_text(content)
+    assert setup_env.read_stamps(tmp_path / "stamps") == {}
+
+
+def test_the_engine_is_recognised_by_its_version(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    (packages / "llama_cpp_python-0.3.35.dist-info").mkdir(parents=True)
+    assert not setup_env.has_engine(tmp_path)
+    (packages / "llama_cpp_python-0.3.36.dist-info").mkdir()
+    assert setup_env.has_engine(tmp_path)
+
+
+def test_a_missing_compiler_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(setup_env.SetupError, match=r"no C compiler found .*build-essential"):
+        setup_env.require_compilers()
+
+
+def test_build_output_is_kept_and_the_exit_code_returned() -> None:
+    kept: list[str] = []
+    command = ["sh", "-c", "echo '[1/2] one'; echo two >&2; exit 3"]
+    assert setup_env.run_with_progress(command, {"PATH": "/bin:/usr/bin"}, kept.append) == 3
+    assert sorted(kept) == ["[1/2] one\n", "two\n"]
+
+
+def test_durations_read_like_a_clock() -> None:
+    assert setup_env.duration(7.4) == "7 s"
+    assert setup_env.duration(318) == "5 min 18 s"
