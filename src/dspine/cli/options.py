@@ -1,0 +1,134 @@
+"""Turns settings into click options, and their parsed values into one typed object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dspine.settings import Setting, Value, resolve, settings_of
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The settings of one command line, by name; asking for the wrong type is a TypeError."""
+
+    values: Mapping[str, Value]
+
+    def path(self, name: str) -> Path | None:
+        value = self.values[name]
+        if value is None or isinstance(value, Path):
+            return value
+        raise TypeError(f"{name} is not a path")
+
+    def number(self, name: str) -> int:
+        value = self.values[name]
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise TypeError(f"{name} is not a whole number")
+
+    def positive(self, name: str) -> int | None:
+        """A number whose 0 (or -1) stands for a default that the engine chooses."""
+        value = self.number(name)
+        return value if value > 0 else None
+
+    def text(self, name: str) -> str | None:
+        value = self.values[name]
+        if value is None or isinstance(value, str):
+            return value
+        raise TypeError(f"{name} is not a text")
+
+    def choice(self, name: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise TypeError(f"{name} has no value")
+        return value
+
+    def switch(self, name: str) -> bool:
+        value = self.values[name]
+        if isinstance(value, bool):
+            return value
+        raise TypeError(f"{name} is not a switch")
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.values[name]
+        if isinstance(value, tuple):
+            return value
+        raise TypeError(f"{name} is not a list")
+
+
+class SettingsCommand(click.Command):
+    """A command whose help shows its settings under their groups."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is not None:
+                group = getattr(parameter, "group", "Options")
+                groups.setdefault(group, []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+class SettingOption(click.Option):
+    """A click option made from a Setting: text in, resolved value out."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.group = setting.group
+        extra: dict[str, Any] = {}
+        if setting.kind == "switch":
+            extra = {"is_flag": True, "flag_value": "on"}
+        elif setting.kind == "list":
+            extra = {"multiple": True}
+        super().__init__(
+            [setting.name, *setting.flags],
+            type=click.STRING,
+            default=None,
+            metavar=None if setting.kind == "switch" else placeholder(setting),
+            help=help_text(setting),
+            callback=self._resolve,
+            **extra,
+        )
+
+    def _resolve(self, _context: click.Context, _parameter: click.Parameter, given: Any) -> Value:
+        if self.setting.kind == "list" and given:
+            return tuple(given)
+        text = given if isinstance(given, str) else None
+        return resolve(self.setting, text, "/".join(self.setting.flags[:2]), os.environ)
+
+
+def placeholder(setting: Setting) -> str:
+    return setting.placeholder or "|".join(setting.choices)
+
+
+def help_text(setting: Setting) -> str:
+    shown = setting.shown_default
+    return f"{setting.help}  [{shown}]" if shown and setting.kind != "switch" else setting.help
+
+
+def settings_command(
+    name: str, *arguments: click.Parameter
+) -> Callable[[Callable[..., int | None]], click.Command]:
+    """Make a command of `function(options, **arguments)` with all the settings of `name`."""
+    settings = settings_of(name)
+
+    def decorate(function: Callable[..., int | None]) -> click.Command:
+        def call(**values: Any) -> int | None:
+            chosen = {setting.name: values.pop(setting.name) for setting in settings}
+            return function(Options(chosen), **values)
+
+        return SettingsCommand(
+            name,
+            callback=call,
+            params=[*arguments, *(SettingOption(setting) for setting in settings)],
+            help=function.__doc__,
+        )
+
+    return decorate
