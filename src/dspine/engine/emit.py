@@ -1,0 +1,82 @@
+"""The output side of a request: end tokens, limits, stop strings and text, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dspine.engine.events import FinishReason
+from dspine.errors import UsageError
+from dspine.text.detokenise import Detokeniser, DetokeniserState
+from dspine.text.stop import StopFinder
+
+EmitterMark = tuple[int, DetokeniserState, str, str]
+
+
+class Emitter:
+    """Plain and speculative decoding push every confirmed token through here, in order."""
+
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        is_end: Callable[[int], bool],
+        *,
+        max_tokens: int | None,
+        stop: Iterable[str] = (),
+    ) -> None:
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}: it must be at least 1")
+        self._is_end = is_end
+        self._max_tokens = max_tokens
+        self._detokeniser = Detokeniser(piece)
+        self._stop = StopFinder(stop)
+        self._count = 0
+        self._text = ""
+
+    @property
+    def remaining(self) -> int | None:
+        """Tokens that may still be emitted, None without a limit."""
+        return None if self._max_tokens is None else self._max_tokens - self._count
+
+    def push(self, token: int) -> FinishReason | None:
+        """Emit one token; the reason when the answer is complete with it, else None.
+
+        The end token itself shows no text. After a reason nothing may be pushed any more.
+        """
+        self._count += 1
+        if self._is_end(token):
+            self._flush()
+            return "stop"
+        text, stopped = self._stop.push(self._detokeniser.push(token))
+        self._text += text
+        if stopped:
+            return "stop"
+        if self._max_tokens is not None and self._count >= self._max_tokens:
+            self._flush()
+            return "length"
+        return None
+
+    def take_text(self) -> str:
+        """Text that became certain since the last call."""
+        text, self._text = self._text, ""
+        return text
+
+    def finish_text(self) -> str:
+        """Like `take_text`, with everything held back: the answer ends here."""
+        self._flush()
+        return self.take_text()
+
+    def mark(self) -> EmitterMark:
+        """State to return to with `restore`."""
+        return self._count, self._detokeniser.mark(), self._stop.mark(), self._text
+
+    def restore(self, mark: EmitterMark) -> None:
+        """Undo everything pushed since `mark`."""
+        self._count, detokeniser, stop, self._text = mark
+        self._detokeniser.restore(detokeniser)
+        self._stop.restore(stop)
+
+    def _flush(self) -> None:
+        text, stopped = self._stop.push(self._detokeniser.flush())
+        self._text += text
+        if not stopped:
+            self._text += self._stop.flush()

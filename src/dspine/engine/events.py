@@ -1,0 +1,49 @@
+"""What a generation reports while it runs, the same for plain and speculative decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dspine.engine.stats import Stats
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+"""stop: end token or stop string · length: max_tokens · context: the window is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The prompt was decoded: `tokens` of it in `ms`, the drafter's context included."""
+
+    tokens: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One verify: the confirmed tokens and the text that became certain with them.
+
+    The first `accepted` of `tokens` were drafted, the last one is the target's own unless the
+    answer ended on a draft. A cancelled answer may end with a Step without tokens that only
+    carries text held back until then. Milliseconds add up to the time of the whole step.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    drafted: int
+    accepted: int
+    proposer: str
+    draft_ms: float
+    verify_ms: float
+    host_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last event of every generation."""
+
+    reason: FinishReason
+    stats: Stats
+
+
+Event = Prefill | Step | Finish

@@ -1,0 +1,61 @@
+"""Brings the target's features to the drafter: late, in bulk, and only what it can ever see."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dspine.drafters.base import Drafter, Features
+from dspine.engine.target import Target
+
+MAX_PENDING = 256
+"""Rows kept back before they are handed over although no draft was asked for."""
+
+
+class FeatureFeed:
+    """Feature rows of confirmed positions wait here until the drafter is next asked.
+
+    Saves one drafter graph per step while another proposer does the work.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter, seq: int) -> None:
+        self._target, self._drafter, self._seq = target, drafter, seq
+        self._rows: Features | None = None
+        self._first = 0
+        self._count = 0
+
+    def begin(self) -> None:
+        """A new sequence: the drafter forgets the old one."""
+        self._first = self._count = 0
+        self._drafter.truncate(self._seq, 0)
+
+    def take(self, position: int, row: int, count: int) -> None:
+        """Keep rows `row` ... `row + count - 1` of the last decode; they sit at `position` ... ."""
+        features = self._target.features(row, count)
+        if self._rows is None or self._rows.shape[1] != features.shape[1]:
+            self._rows = np.empty((MAX_PENDING, features.shape[1]), np.float32)
+        if self._count + count > MAX_PENDING:
+            self.flush(position)
+        if count > MAX_PENDING:
+            self._add(position, features)
+            return
+        if not self._count:
+            self._first = position
+        self._rows[self._count : self._count + count] = features
+        self._count += count
+
+    def flush(self, anchor_position: int) -> None:
+        """Hand over what a block anchored at `anchor_position` or later can see."""
+        if not self._count or self._rows is None:
+            return
+        skip = max(0, self._drafter.first_visible(anchor_position) - self._first)
+        if skip < self._count:
+            self._add(self._first + skip, self._rows[skip : self._count])
+        self._count = 0
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on, waiting or handed over."""
+        self._count = max(0, min(self._count, length - self._first))
+        self._drafter.truncate(self._seq, length)
+
+    def _add(self, position: int, rows: Features) -> None:
+        self._drafter.add_context(self._seq, position, rows)

@@ -1,0 +1,183 @@
+"""One generation from prompt to finish; what happens inside a step is the stepper's business."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+from dspine.engine.emit import Emitter
+from dspine.engine.events import Event, Finish, FinishReason, Prefill, Step
+from dspine.engine.sequence import TokenSequence
+from dspine.engine.stats import StatsRecorder
+from dspine.engine.target import Target
+from dspine.engine.trace import Trace
+from dspine.errors import CapacityError
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything one generation works on."""
+
+    target: Target
+    sequence: TokenSequence
+    emitter: Emitter
+    cancel: threading.Event = field(default_factory=threading.Event)
+    recorder: StatsRecorder = field(default_factory=StatsRecorder)
+    trace: Trace | None = None
+
+    @property
+    def room(self) -> int:
+        """Rows that the next verify may have: positions left, tokens that may be emitted."""
+        room = min(self.target.n_ctx - self.sequence.anchor_position, self.target.n_batch)
+        remaining = self.emitter.remaining
+        return room if remaining is None else min(room, remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a stepper did: confirmed tokens, and its times in milliseconds."""
+
+    tokens: tuple[int, ...]
+    drafted: int
+    accepted: int
+    proposer: str
+    draft_ms: float
+    verify_ms: float
+    reason: FinishReason | None
+
+
+class Stepper(Protocol):
+    """Plain or speculative decoding."""
+
+    def begin(self) -> None:
+        """A new generation starts with an empty memory."""
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        """The last decode was prompt rows at `position` ... `position + count - 1`."""
+
+    def prompt_done(self) -> None:
+        """All of the prompt but the anchor is in memory."""
+
+    def step(self) -> StepResult:
+        """Confirm at least one token: extends the sequence and settles the memory."""
+
+    def undo(self) -> None:
+        """A step was interrupted: everything back to the sequence as it is now."""
+
+    @property
+    def disabled_reason(self) -> str | None:
+        """Why this stepper no longer drafts, if it should."""
+
+
+def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
+    """Events of one generation: Prefill, Steps, Finish.
+
+    Ctrl-C and `run.cancel` end it between steps; an interrupted step leaves no trace, so the
+    text so far stays and the memory matches it. Raises CapacityError for a prompt that does
+    not fit.
+    """
+    sequence, recorder, emitter = run.sequence, run.recorder, run.emitter
+    reason: FinishReason | None = None
+    pending: Step | None = None
+    length, mark, began = len(sequence.tokens), emitter.mark(), False
+    started = perf_counter()
+    try:
+        prompt_tokens = _prefill(run, stepper)
+        recorder.prompt_tokens = sequence.prompt_length
+        recorder.prefill_ms = (perf_counter() - started) * 1000.0
+        yield Prefill(prompt_tokens, recorder.prefill_ms)
+        clock = _Clock()
+        while reason is None:
+            clock.resume()
+            if run.cancel.is_set():
+                reason = "cancelled"
+                break
+            length, mark, began = len(sequence.tokens), emitter.mark(), True
+            step_started = perf_counter()
+            result = stepper.step()
+            reason = result.reason
+            if reason is None and run.target.n_ctx <= sequence.anchor_position:
+                reason = "context"
+            text = emitter.finish_text() if reason else emitter.take_text()
+            step_ms = (perf_counter() - step_started) * 1000.0
+            host_ms = max(0.0, step_ms - result.draft_ms - result.verify_ms)
+            pending = Step(
+                tokens=result.tokens,
+                text=text,
+                drafted=result.drafted,
+                accepted=result.accepted,
+                proposer=result.proposer,
+                draft_ms=result.draft_ms,
+                verify_ms=result.verify_ms,
+                host_ms=host_ms,
+            )
+            began = False
+            recorder.add(
+                result.proposer,
+                len(result.tokens),
+                result.drafted,
+                result.accepted,
+                result.draft_ms,
+                result.verify_ms,
+                host_ms,
+            )
+            recorder.wall_ms += clock.pause()
+            ready, pending = pending, None
+            yield ready
+    except (KeyboardInterrupt, _CancelledError):
+        reason = "cancelled"
+        if began:
+            sequence.truncate(length)
+            emitter.restore(mark)
+            stepper.undo()
+        if pending is not None:
+            yield pending
+    if reason == "cancelled" and (rest := emitter.finish_text()):
+        yield Step((), rest, 0, 0, "none", 0.0, 0.0, 0.0)
+    recorder.disabled_reason = stepper.disabled_reason
+    yield Finish(reason, recorder.snapshot())
+
+
+def _prefill(run: Run, stepper: Stepper) -> int:
+    """Decode the prompt up to its last token, which is the first anchor; count of its tokens."""
+    target, tokens = run.target, run.sequence.tokens
+    if len(tokens) > target.n_ctx:
+        raise CapacityError(
+            f"the prompt has {len(tokens)} tokens, the context has {target.n_ctx}: shorten the "
+            f"prompt or raise the context size (-c)"
+        )
+    target.trim(0)
+    stepper.begin()
+    end = len(tokens) - 1
+    for position in range(0, end, target.n_batch):
+        if run.cancel.is_set():
+            raise _CancelledError
+        chunk = tokens[position : min(position + target.n_batch, end)]
+        target.decode(chunk, position, "none")
+        if run.trace is not None:
+            run.trace.chunks.append(tuple(chunk))
+        stepper.saw_prompt(position, len(chunk))
+    stepper.prompt_done()
+    return len(tokens)
+
+
+class _CancelledError(Exception):
+    """The caller asked to stop while the prompt was being decoded."""
+
+
+class _Clock:
+    """Wall time of the loop without the time its caller spends between two events."""
+
+    def __init__(self) -> None:
+        self._since = perf_counter()
+
+    def resume(self) -> None:
+        """The caller asked for the next event."""
+        self._since = perf_counter()
+
+    def pause(self) -> float:
+        """Milliseconds since `resume`."""
+        return (perf_counter() - self._since) * 1000.0

@@ -1,0 +1,43 @@
+"""Plain decoding: one token a step. The reference that speculation must equal."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from dspine.engine.loop import Run, StepResult
+from dspine.engine.trace import DecodeRecord
+from dspine.engine.verify import accept_rows
+
+
+class PlainStepper:
+    """Decodes the anchor, emits the target's choice."""
+
+    disabled_reason: str | None = None
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        """Nothing to remember."""
+
+    def prompt_done(self) -> None:
+        """Nothing to settle."""
+
+    def step(self) -> StepResult:
+        run, sequence = self._run, self._run.sequence
+        anchor, position = sequence.anchor, sequence.anchor_position
+        started = perf_counter()
+        run.target.decode((anchor,), position, "all")
+        choice = run.target.argmax(0)
+        verify_ms = (perf_counter() - started) * 1000.0
+        verdict = accept_rows((), lambda _row: choice, run.emitter)
+        sequence.extend(verdict.tokens)
+        if run.trace is not None:
+            run.trace.steps.append(DecodeRecord(position, (anchor,), 1, 0, 1))
+        return StepResult(verdict.tokens, 0, 0, "none", 0.0, verify_ms, verdict.reason)
+
+    def undo(self) -> None:
+        self._run.target.trim(self._run.sequence.anchor_position)

@@ -1,0 +1,80 @@
+"""What a proposer hands to the verify, and what a proposer is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts for the slots after the anchor, each with the chance its proposer gives it.
+
+    A score is the probability that the draft is right, given that all before it are.
+    """
+
+    tokens: tuple[int, ...]
+    scores: tuple[float, ...]
+    proposer: str
+
+    def first(self, count: int) -> Proposal:
+        """The proposal cut to its first `count` drafts."""
+        if count >= len(self.tokens):
+            return self
+        if count <= 0:
+            return NOTHING
+        return Proposal(self.tokens[:count], self.scores[:count], self.proposer)
+
+
+NOTHING = Proposal((), (), "none")
+"""No drafts: the step is a plain one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Drafts wanted after `anchor`, which sits at `position`: at most `limit`."""
+
+    anchor: int
+    position: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """What a verify confirmed: `tokens`, the last of which is the new anchor.
+
+    Row `row` of the decode, and those after it, hold `position` and those after it (the old
+    anchor first): as many rows as there are tokens.
+    """
+
+    position: int
+    row: int
+    tokens: tuple[int, ...]
+
+
+class Proposer(Protocol):
+    """Proposes drafts for one sequence. It hears about every confirmed token and feature."""
+
+    @property
+    def name(self) -> str:
+        """none, ngram, dspine or auto."""
+
+    @property
+    def disabled_reason(self) -> str | None:
+        """Why it no longer drafts, if it should."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new sequence whose last token is the first anchor."""
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        """The target's last decode was prompt rows at `position` ... ."""
+
+    def propose(self, ask: Ask) -> Proposal:
+        """At most `ask.limit` drafts for the slots after the anchor."""
+
+    def confirm(self, confirmed: Confirmed) -> None:
+        """A verify is over."""
+
+    def truncate(self, length: int) -> None:
+        """Only the first `length` tokens still count (an interrupted step)."""

@@ -1,0 +1,227 @@
+"""The proposers: none, n-gram lookup, the DSpine drafter, and auto, which picks between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from dspine.drafters.base import Draft, Drafter
+from dspine.engine.feed import FeatureFeed
+from dspine.engine.ngram import NgramIndex
+from dspine.engine.ngram_table import NgramTable
+from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal, Proposer
+from dspine.engine.target import Target
+from dspine.engine.width import WidthPolicy
+
+log = logging.getLogger("dspine")
+
+T = TypeVar("T")
+
+MAX_FAILURES = 3
+"""Failing drafts in a row after which a drafter is left alone."""
+
+LOOKUP_SCORES = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.65, 5: 0.7, 6: 0.75, 8: 0.8, 12: 0.85, 20: 0.9}
+"""Prior chance that the token after a match of this length (or more) repeats."""
+
+
+class NoProposer:
+    """Never drafts: plain decoding through the speculative loop."""
+
+    name = "none"
+    disabled_reason: str | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Nothing to prepare."""
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        """Nothing to remember."""
+
+    def propose(self, _ask: Ask) -> Proposal:
+        return NOTHING
+
+    def confirm(self, confirmed: Confirmed) -> None:
+        """Nothing to remember."""
+
+    def truncate(self, length: int) -> None:
+        """Nothing to forget."""
+
+
+class NgramProposer:
+    """Continues the longest earlier occurrence of the newest tokens, else asks the table."""
+
+    name = "ngram"
+    disabled_reason: str | None = None
+
+    def __init__(
+        self,
+        policy: WidthPolicy,
+        *,
+        min_match: int = 2,
+        table: NgramTable | None = None,
+        min_probability: float = 0.3,
+    ) -> None:
+        """`min_probability` is what a table entry needs to be proposed."""
+        self._policy = policy
+        self._index = NgramIndex(min_match)
+        self._table = table
+        self._min_probability = min_probability
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._index.truncate(0)
+        self._index.extend(prompt)
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        """Features are of no use here."""
+
+    def propose(self, ask: Ask) -> Proposal:
+        count = min(ask.limit, self._policy.drafts(self.name))
+        if count < 1:
+            return NOTHING
+        match = self._index.find()
+        score = lookup_score(match.length) if match else 0.0
+        known = self._table.after(self._index.tokens[-3:]) if self._table else None
+        if match and (known is None or score >= known.probability):
+            drafts = self._index.continuation(match.start, count)
+            scores = [lookup_score(match.length + slot) for slot in range(count)]
+            return Proposal(tuple(drafts), tuple(scores), self.name)
+        return self._from_table(count)
+
+    def confirm(self, confirmed: Confirmed) -> None:
+        self._index.extend(confirmed.tokens)
+
+    def truncate(self, length: int) -> None:
+        self._index.truncate(length)
+
+    def _from_table(self, count: int) -> Proposal:
+        if self._table is None:
+            return NOTHING
+        context = self._index.tokens[-3:]
+        drafts: list[int] = []
+        scores: list[float] = []
+        while len(drafts) < count:
+            known = self._table.after(context, self._min_probability)
+            if known is None:
+                break
+            drafts.append(known.token)
+            scores.append(known.probability)
+            context = [*context[-2:], known.token]
+        return Proposal(tuple(drafts), tuple(scores), self.name) if drafts else NOTHING
+
+
+class DrafterProposer:
+    """Asks a drafter network; three failures in a row switch it off with one warning."""
+
+    def __init__(
+        self,
+        policy: WidthPolicy,
+        drafter: Drafter,
+        target: Target,
+        *,
+        max_positions: int,
+        seq: int = 0,
+    ) -> None:
+        """Anchors from `max_positions` on are beyond what the drafter was made for."""
+        self.name = drafter.name
+        self.disabled_reason: str | None = None
+        self._policy = policy
+        self._drafter = drafter
+        self._feed = FeatureFeed(target, drafter, seq)
+        self._max_positions = max_positions
+        self._seq = seq
+        self._failures = 0
+        self._first_visible = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        if self._on():
+            self._first_visible = self._drafter.first_visible(len(prompt) - 1)
+            self._guarded(self._feed.begin)
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        first = max(position, self._first_visible)
+        end = min(position + count, self._max_positions)
+        if first < end and self._on():
+            self._guarded(lambda: self._feed.take(first, first - position, end - first))
+
+    def propose(self, ask: Ask) -> Proposal:
+        count = min(
+            ask.limit, self._policy.drafts(self.name), self._max_positions - ask.position - 1
+        )
+        count = min(count, self._drafter.block_size - 1)
+        if count < 1 or not self._on():
+            return NOTHING
+        draft = self._guarded(lambda: self._draft(ask, count + 1))
+        if draft is None:
+            return NOTHING
+        self._failures = 0
+        tokens = draft.tokens[:count]
+        if not tokens:
+            return NOTHING
+        scores = draft.scores[: len(tokens)] or (1.0,) * len(tokens)
+        return Proposal(tokens, scores, self.name)
+
+    def confirm(self, confirmed: Confirmed) -> None:
+        if confirmed.position < self._max_positions and self._on():
+            rows = len(confirmed.tokens)
+            self._guarded(lambda: self._feed.take(confirmed.position, confirmed.row, rows))
+
+    def truncate(self, length: int) -> None:
+        if self._on():
+            self._guarded(lambda: self._feed.truncate(length - 1))
+
+    def _on(self) -> bool:
+        return self.disabled_reason is None
+
+    def _draft(self, ask: Ask, width: int) -> Draft:
+        self._feed.flush(ask.position)
+        return self._drafter.draft(self._seq, ask.anchor, width)
+
+    def _guarded(self, action: Callable[[], T]) -> T | None:
+        """The answer goes on without the drafter, whatever it met; the reason is kept."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - any failure of a drafter is survivable
+            self._failures += 1
+            if self._failures >= MAX_FAILURES:
+                self.disabled_reason = (
+                    f"the drafter failed {MAX_FAILURES} times in a row, last with: {error}"
+                )
+                log.warning("drafting is off: %s", self.disabled_reason)
+            return None
+
+
+class AutoProposer:
+    """N-gram where a long enough match exists, else the drafter."""
+
+    name = "auto"
+
+    def __init__(self, ngram: Proposer, drafter: Proposer) -> None:
+        self._ngram, self._drafter = ngram, drafter
+
+    @property
+    def disabled_reason(self) -> str | None:
+        return self._drafter.disabled_reason
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._ngram.begin(prompt)
+        self._drafter.begin(prompt)
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        self._drafter.saw_prompt(position, count)
+
+    def propose(self, ask: Ask) -> Proposal:
+        proposal = self._ngram.propose(ask)
+        return proposal if proposal.tokens else self._drafter.propose(ask)
+
+    def confirm(self, confirmed: Confirmed) -> None:
+        self._ngram.confirm(confirmed)
+        self._drafter.confirm(confirmed)
+
+    def truncate(self, length: int) -> None:
+        self._ngram.truncate(length)
+        self._drafter.truncate(length)
+
+
+def lookup_score(length: int) -> float:
+    """Prior chance that a match of `length` tokens goes on."""
+    return max((score for least, score in LOOKUP_SCORES.items() if length >= least), default=0.0)

@@ -1,0 +1,91 @@
+"""Speculative decoding: propose a block, verify it in one decode, keep the correct prefix."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from dspine.engine.loop import Run, StepResult
+from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposer
+from dspine.engine.rollback import Rollback
+from dspine.engine.trace import DecodeRecord
+from dspine.engine.verify import accept_rows
+from dspine.engine.width import WidthPolicy
+
+
+class SpeculativeStepper:
+    """One step = draft, verify of anchor and drafts, accept, roll back, tell the proposer."""
+
+    def __init__(
+        self, run: Run, proposer: Proposer, policy: WidthPolicy, rollback: Rollback
+    ) -> None:
+        self._run = run
+        self._proposer = proposer
+        self._policy = policy
+        self._rollback = rollback
+
+    @property
+    def disabled_reason(self) -> str | None:
+        return self._proposer.disabled_reason
+
+    def begin(self) -> None:
+        self._proposer.begin(self._run.sequence.tokens)
+
+    def saw_prompt(self, position: int, count: int) -> None:
+        self._proposer.saw_prompt(position, count)
+
+    def prompt_done(self) -> None:
+        self._rollback.start(self._run.sequence.anchor_position)
+
+    def step(self) -> StepResult:
+        run, sequence = self._run, self._run.sequence
+        anchor, position = sequence.anchor, sequence.anchor_position
+
+        started = perf_counter()
+        proposal = NOTHING
+        limit = run.room - 1
+        if limit > 0:
+            proposal = self._proposer.propose(Ask(anchor, position, limit))
+            if proposal.tokens:
+                proposal = proposal.first(self._policy.keep(proposal.proposer, proposal.scores))
+        drafts = proposal.tokens
+        drafted_at = perf_counter()
+
+        held = self._rollback.held
+        feed = (*sequence.tokens[held:], *drafts)
+        first_row = position - held
+        if drafts:
+            self._rollback.before_verify()
+        run.target.decode(feed, held, "all")
+        choice = run.target.argmax(first_row)
+        verified_at = perf_counter()
+
+        verdict = accept_rows(
+            drafts,
+            lambda row: run.target.argmax(first_row + row) if row else choice,
+            run.emitter,
+        )
+        kept = len(verdict.tokens)
+        sequence.extend(verdict.tokens)
+        self._proposer.confirm(Confirmed(position, first_row, verdict.tokens))
+        self._rollback.settle(held + len(feed), position + kept)
+        if drafts:
+            self._policy.observe(proposal.proposer, len(drafts), verdict.accepted)
+        if run.trace is not None:
+            run.trace.steps.append(
+                DecodeRecord(held, feed, self._rollback.held - held, first_row, kept)
+            )
+        return StepResult(
+            tokens=verdict.tokens,
+            drafted=len(drafts),
+            accepted=verdict.accepted,
+            proposer=proposal.proposer,
+            draft_ms=(drafted_at - started) * 1000.0,
+            verify_ms=(verified_at - drafted_at) * 1000.0,
+            reason=verdict.reason,
+        )
+
+    def undo(self) -> None:
+        length = self._run.sequence.anchor_position
+        self._run.target.trim(length)
+        self._rollback.start(length)
+        self._proposer.truncate(length + 1)

@@ -1,0 +1,167 @@
+"""Counts and times of one generation: who proposed what, what was accepted, what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerStats:
+    """One proposer's share of a generation; plain steps are those of the proposer `none`."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verify, bonus included."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of drafts that the target confirmed."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A finished (or running) generation in numbers. Times are milliseconds.
+
+    `wall_ms` is measured on its own from the first step to the last, without the time the
+    caller spent between events; draft, verify and host add up to it within a few per cent.
+    """
+
+    prompt_tokens: int
+    prefill_ms: float
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    draft_ms: float
+    verify_ms: float
+    host_ms: float
+    wall_ms: float
+    proposers: dict[str, ProposerStats] = field(default_factory=dict)
+    drafted_at_slot: tuple[int, ...] = ()
+    """How often slot 1, 2, ... held a draft."""
+    accepted_at_slot: tuple[int, ...] = ()
+    """How often that draft was accepted."""
+    disabled_reason: str | None = None
+    """Why drafting is off although a drafter was asked for, else None."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verify, bonus included; 1.0 for plain decoding."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafts divided by drafts."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed of the steps, the prompt not counted."""
+        return self.tokens / self.wall_ms * 1000.0 if self.wall_ms > 0 else 0.0
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Speed of the prompt."""
+        return self.prompt_tokens / self.prefill_ms * 1000.0 if self.prefill_ms > 0 else 0.0
+
+    @property
+    def slot_acceptance(self) -> tuple[float, ...]:
+        """Per slot: accepted there, given that every earlier slot of the block was."""
+        reached = (self.steps_with_drafts, *self.accepted_at_slot)
+        return tuple(
+            accepted / min(before, drafted) if min(before, drafted) else 0.0
+            for before, drafted, accepted in zip(
+                reached, self.drafted_at_slot, self.accepted_at_slot, strict=False
+            )
+        )
+
+    @property
+    def steps_with_drafts(self) -> int:
+        """Verifies that had at least one draft in them."""
+        return self.drafted_at_slot[0] if self.drafted_at_slot else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, the derived figures included, as plain JSON values."""
+        document = asdict(self)
+        document.update(
+            acceptance_length=self.acceptance_length,
+            acceptance_rate=self.acceptance_rate,
+            tokens_per_second=self.tokens_per_second,
+            prompt_tokens_per_second=self.prompt_tokens_per_second,
+            slot_acceptance=list(self.slot_acceptance),
+        )
+        document["drafted_at_slot"] = list(self.drafted_at_slot)
+        document["accepted_at_slot"] = list(self.accepted_at_slot)
+        for name, share in self.proposers.items():
+            document["proposers"][name]["acceptance_length"] = share.acceptance_length
+            document["proposers"][name]["acceptance_rate"] = share.acceptance_rate
+        return document
+
+
+class StatsRecorder:
+    """Collects one generation's counts step by step."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.prefill_ms = 0.0
+        self.wall_ms = 0.0
+        self.disabled_reason: str | None = None
+        self._counts: dict[str, list[int]] = {}
+        self._draft_ms = self._verify_ms = self._host_ms = 0.0
+        self._drafted_at: list[int] = []
+        self._accepted_at: list[int] = []
+
+    def add(
+        self,
+        proposer: str,
+        emitted: int,
+        drafted: int,
+        accepted: int,
+        draft_ms: float,
+        verify_ms: float,
+        host_ms: float,
+    ) -> None:
+        """Count one verify."""
+        counts = self._counts.setdefault(proposer, [0, 0, 0, 0])
+        counts[0] += 1
+        counts[1] += drafted
+        counts[2] += accepted
+        counts[3] += emitted
+        self._draft_ms += draft_ms
+        self._verify_ms += verify_ms
+        self._host_ms += host_ms
+        while len(self._drafted_at) < drafted:
+            self._drafted_at.append(0)
+            self._accepted_at.append(0)
+        for slot in range(drafted):
+            self._drafted_at[slot] += 1
+        for slot in range(accepted):
+            self._accepted_at[slot] += 1
+
+    def snapshot(self) -> Stats:
+        """The numbers so far."""
+        shares = {name: ProposerStats(*counts) for name, counts in self._counts.items()}
+        return Stats(
+            prompt_tokens=self.prompt_tokens,
+            prefill_ms=self.prefill_ms,
+            tokens=sum(share.emitted for share in shares.values()),
+            steps=sum(share.steps for share in shares.values()),
+            drafted=sum(share.drafted for share in shares.values()),
+            accepted=sum(share.accepted for share in shares.values()),
+            draft_ms=self._draft_ms,
+            verify_ms=self._verify_ms,
+            host_ms=self._host_ms,
+            wall_ms=self.wall_ms,
+            proposers=shares,
+            drafted_at_slot=tuple(self._drafted_at),
+            accepted_at_slot=tuple(self._accepted_at),
+            disabled_reason=self.disabled_reason,
+        )

@@ -1,0 +1,43 @@
+"""What the loops ask of the target: one sequence of one context, tokens in and rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.drafters.base import Features
+
+LogitRows = Literal["all", "none"]
+
+
+class Target(Protocol):
+    """A target context as seen by the engine; `LlamaTarget` is the real one."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions that fit."""
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of one decode."""
+
+    def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
+        """Decode `tokens` at `position`, `position + 1`, ...; it must be the memory's end."""
+
+    def argmax(self, row: int) -> int:
+        """Most likely token after row `row` of the last decode (lowest id on a tie)."""
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Logits after row `row`, shape (vocab,); valid until the next decode."""
+
+    def features(self, first: int, count: int) -> Features:
+        """Copy of the tapped rows first ... first + count - 1 of the last decode."""
+
+    def trim(self, length: int) -> None:
+        """Forget positions from `length` on."""
+
+    def length(self) -> int:
+        """Positions held."""

@@ -1,0 +1,29 @@
+"""Which tokens were decoded together and what was kept: enough to repeat it without a drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRecord:
+    """One verify: `tokens` decoded at `position`, of which the memory kept the first `kept`.
+
+    `first_row` is the row of the anchor (rows before it repeat confirmed tokens), `emitted` how
+    many tokens the step gave.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    kept: int
+    first_row: int
+    emitted: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """All decodes of one generation, in order."""
+
+    chunks: list[tuple[int, ...]] = field(default_factory=list)
+    """The prompt as it was decoded, all but its last token."""
+    steps: list[DecodeRecord] = field(default_factory=list)

@@ -1,0 +1,56 @@
+"""Finds stop strings in streamed text, also when one begins in a token and ends in a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dspine.errors import UsageError
+
+
+class StopFinder:
+    """Passes text through until a stop string is complete; the stop string itself is cut off.
+
+    Text that might still grow into a stop string is held back, never more than the longest
+    stop string minus one character.
+    """
+
+    def __init__(self, stops: Iterable[str] = ()) -> None:
+        self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        if not all(self._stops):
+            raise UsageError("a stop string is empty: give a text with at least one character")
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text that may be shown now, whether a stop string was completed)."""
+        if not self._stops:
+            return text, False
+        buffer = self._held + text
+        starts = [at for at in map(buffer.find, self._stops) if at >= 0]
+        if starts:
+            self._held = ""
+            return buffer[: min(starts)], True
+        keep = self._possible_prefix(buffer)
+        self._held = buffer[len(buffer) - keep :]
+        return buffer[: len(buffer) - keep], False
+
+    def flush(self) -> str:
+        """What was held back, at the end of an answer."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def mark(self) -> str:
+        """State to return to with `restore`."""
+        return self._held
+
+    def restore(self, state: str) -> None:
+        """Back to a state taken with `mark`."""
+        self._held = state
+
+    def _possible_prefix(self, buffer: str) -> int:
+        """Length of the longest end of `buffer` that begins some stop string."""
+        for length in range(min(self._longest - 1, len(buffer)), 0, -1):
+            end = buffer[len(buffer) - length :]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

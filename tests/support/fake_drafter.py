@@ -1,0 +1,56 @@
+"""A drafter whose chains the test writes; it checks what the engine tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dspine.drafters.base import Draft, Features
+
+Chain = Callable[[Sequence[int], int], Sequence[int]]
+"""(all tokens up to the anchor, count) -> drafts."""
+
+
+class FakeDrafter:
+    """Implements `dspine.drafters.base.Drafter`; remembers the token behind every feature."""
+
+    def __init__(
+        self, chain: Chain, *, block_size: int = 8, window: int | None = None, name: str = "dspine"
+    ) -> None:
+        self.chain, self.block_size, self.window, self.name = chain, block_size, window, name
+        self.taps: tuple[int, ...] = (0, 1)
+        self.context: dict[int, int] = {}
+        self.additions: list[tuple[int, int]] = []
+        self.drafts: list[tuple[int, int, int]] = []
+        self.closed = False
+
+    def first_visible(self, anchor_position: int) -> int:
+        return 0 if self.window is None else max(0, anchor_position - self.window + 1)
+
+    def covered(self, seq: int) -> int:
+        return max(self.context, default=-1) + 1
+
+    def add_context(self, seq: int, position: int, features: Features) -> None:
+        assert position <= self.covered(seq) or self.window is not None, "a gap in the context"
+        assert features.dtype == np.float32 and features.shape[1] == 2
+        self.additions.append((position, len(features)))
+        for offset, (place, token) in enumerate(features):
+            assert int(place) == position + offset, "a feature at another position"
+            self.context[position + offset] = int(token)
+
+    def draft(self, seq: int, anchor: int, width: int) -> Draft:
+        assert 2 <= width <= self.block_size, f"width {width}"
+        position = self.covered(seq)
+        first = self.first_visible(position)
+        seen = [self.context.get(place, -1) for place in range(first, position)]
+        assert -1 not in seen, "a visible position has no feature"
+        self.drafts.append((position, anchor, width))
+        before = [self.context.get(place, 0) for place in range(position)]
+        return Draft(tuple(self.chain([*before, anchor], width - 1)))
+
+    def truncate(self, seq: int, length: int) -> None:
+        self.context = {p: t for p, t in self.context.items() if p < length}
+
+    def close(self) -> None:
+        self.closed = True

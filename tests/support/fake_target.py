@@ -1,0 +1,88 @@
+"""A scripted target: every next token is a fixed function of the tokens in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.drafters.base import Features
+from dspine.engine.target import LogitRows
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+def mixing(vocab_size: int, salt: int = 0, memory: int = 3) -> NextToken:
+    """A next-token function that looks random but repeats itself: it sees `memory` tokens."""
+
+    def choose(tokens: Sequence[int]) -> int:
+        state = 2166136261 ^ salt
+        for token in tokens[-memory:]:
+            state = ((state ^ (token + 1)) * 16777619) & 0xFFFFFFFF
+        return (state >> 7) % vocab_size
+
+    return choose
+
+
+class FakeTarget:
+    """Implements `dspine.engine.target.Target`; refuses every misuse the real library punishes."""
+
+    def __init__(
+        self, next_token: NextToken, vocab_size: int, *, n_ctx: int = 64, n_batch: int = 8
+    ) -> None:
+        self.next_token, self.vocab_size = next_token, vocab_size
+        self.n_ctx, self.n_batch = n_ctx, n_batch
+        self.memory: list[int] = []
+        self.decoded: list[tuple[int, tuple[int, ...]]] = []
+        self.rows_asked: list[int] = []
+        self._first = 0
+        self._count = 0
+        self._has_logits = False
+
+    def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
+        assert 1 <= len(tokens) <= self.n_batch, f"a batch of {len(tokens)} tokens"
+        assert position == len(self.memory), f"decode at {position}, memory {len(self.memory)}"
+        assert position + len(tokens) <= self.n_ctx, "beyond the context"
+        assert all(0 <= token < self.vocab_size for token in tokens)
+        self.memory.extend(tokens)
+        self.decoded.append((position, tuple(tokens)))
+        self._first, self._count = position, len(tokens)
+        self._has_logits = logits == "all"
+
+    def argmax(self, row: int) -> int:
+        assert self._has_logits and 0 <= row < self._count, f"no logits in row {row}"
+        self.rows_asked.append(row)
+        return self.next_token(self.decoded_prefix(row))
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        values = np.zeros(self.vocab_size, np.float32)
+        values[self.argmax(row)] = 1.0
+        return values
+
+    def features(self, first: int, count: int) -> Features:
+        """Two numbers a row: its position and its token, so that a mix-up shows."""
+        assert first >= 0 and first + count <= self._count, "rows of another decode"
+        _, tokens = self.decoded[-1]
+        return np.array(
+            [[self._first + i, tokens[i]] for i in range(first, first + count)], np.float32
+        ).reshape(count, 2)
+
+    def trim(self, length: int) -> None:
+        del self.memory[length:]
+
+    def length(self) -> int:
+        return len(self.memory)
+
+    def decoded_prefix(self, row: int) -> Sequence[int]:
+        """Everything up to and including row `row` of the last decode."""
+        _, tokens = self.decoded[-1]
+        return [*self.memory[: self._first], *tokens[: row + 1]]
+
+
+def plain_answer(next_token: NextToken, prompt: Sequence[int], count: int) -> list[int]:
+    """`count` greedy tokens, computed without any engine code."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
