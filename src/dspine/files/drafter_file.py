@@ -1,0 +1,236 @@
+"""DSpine drafters as GGUF files (architecture `dspine`): write one, read one.
+
+A stock llama.cpp refuses such a file with "unknown model architecture", so it cannot be run
+wrongly. Every metadata key and every tensor's name, type and shape is checked on reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.errors import FileError
+from dspine.files import drafter_keys
+from dspine.files.dtypes import Q8_BLOCK, WEIGHT_TYPES, Array, encode
+from dspine.files.gguf_file import GgufFile, StoredTensor
+from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
+from dspine.files.schema import (
+    ARCHITECTURE,
+    DrafterConfig,
+    Pair,
+    TensorSpec,
+    TrainingRecord,
+    tensor_specs,
+)
+from dspine.ggml.types import TensorType, type_by_name
+
+FILE_TYPES: Mapping[str, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+"""Matrix types that `write_drafter` makes, and their number in `general.file_type`."""
+DRAFT_VOCAB_TENSOR = "d2t"
+
+Weights: TypeAlias = Mapping[str, Array | StoredTensor]
+"""By torch name: a numpy array in PyTorch order, or a tensor that is stored as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFile:
+    """A drafter read from a GGUF; tensors stay mapped from the file until they are used."""
+
+    path: Path
+    config: DrafterConfig
+    pair: Pair
+    record: TrainingRecord
+    tensors: Mapping[str, StoredTensor]
+    """By GGUF name, in the order of `tensor_specs`."""
+    draft_vocab: npt.NDArray[np.int32] | None
+    """Target ids of the reduced head's rows, or None for the full vocabulary."""
+
+    @property
+    def matrix_type(self) -> str:
+        """The ggml type that holds most bytes of the weights."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.raw.size
+        return max(sizes, key=lambda name: sizes[name])
+
+    def arrays(self) -> dict[str, Array]:
+        """Weights by torch name: float32, float16 and bfloat16 (uint16 bits) exactly as stored,
+        quantised types as float32."""
+        return {
+            spec.torch_name: _native(self.tensors[spec.gguf_name])
+            for spec in tensor_specs(self.config)
+        }
+
+
+def write_drafter(
+    path: Path,
+    config: DrafterConfig,
+    pair: Pair,
+    record: TrainingRecord,
+    tensors: Weights,
+    dtype: str = "q8_0",
+    draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None = None,
+    *,
+    name: str = "",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Write a drafter GGUF atomically.
+
+    `tensors` maps torch names (see `tensor_specs`) to float32, float16 or bfloat16-bit (uint16)
+    arrays, or to `StoredTensor`s that are copied byte by byte. Matrices are stored as `dtype`
+    (f32, f16, bf16, q8_0; with q8_0 a row length not divisible by 32 falls back to f16),
+    vectors as float32. Raises FileError for missing, extra, misshapen or non-finite tensors, an
+    existing file without `overwrite`, and anything that keeps the file from being written.
+    """
+    if dtype not in FILE_TYPES:
+        raise FileError(f"unknown drafter dtype {dtype!r}: choose one of {', '.join(FILE_TYPES)}")
+    vocab = check_draft_vocab(config, draft_vocab)
+    if pair.hidden_size != config.target_hidden_size:
+        raise FileError(
+            f"target_hidden_size {config.target_hidden_size} of the drafter differs from the "
+            f"target's hidden size {pair.hidden_size}: this is another target"
+        )
+    specs = tensor_specs(config)
+    check_names(
+        f"drafter for {path.name}",
+        expected=[s.torch_name for s in specs],
+        found=list(tensors),
+    )
+    planned = [_plan(spec, tensors[spec.torch_name], dtype) for spec in specs]
+    if vocab is not None:
+        planned.append(_plan_vocab(vocab))
+    metadata = drafter_keys.to_metadata(config, pair, record)
+    metadata["general.file_type"] = np.uint32(FILE_TYPES[dtype])
+    metadata["general.name"] = name or f"DSpine drafter for {pair.name}"
+    write_gguf(path, metadata, planned, overwrite=overwrite, progress=progress)
+
+
+def read_drafter(path: Path) -> DrafterFile:
+    """Open a drafter GGUF; raises FileError naming the field, what was expected and found."""
+    gguf = GgufFile(path)
+    header = gguf.header
+    if header.architecture != ARCHITECTURE:
+        raise FileError(
+            f"{path} is no DSpine drafter: its architecture is "
+            f"{header.architecture or 'not given'!r}, expected {ARCHITECTURE!r}"
+        )
+    stored_vocab = header.tensors.get(DRAFT_VOCAB_TENSOR)
+    if stored_vocab is not None and (stored_vocab.type.name != "i32" or len(stored_vocab.ne) != 1):
+        raise FileError(f"{path}: tensor {DRAFT_VOCAB_TENSOR} must be one row of i32 target ids")
+    size = None if stored_vocab is None else stored_vocab.n_elements
+    config, pair, record = drafter_keys.from_metadata(path, header.metadata, size)
+    specs = tensor_specs(config)
+    extra = [] if stored_vocab is None else [DRAFT_VOCAB_TENSOR]
+    check_names(str(path), [s.gguf_name for s in specs] + extra, list(header.tensors))
+    tensors = {spec.gguf_name: _checked(path, spec, gguf.tensor(spec.gguf_name)) for spec in specs}
+    vocab: npt.NDArray[np.int32] | None = None
+    if stored_vocab is not None:
+        vocab = gguf.tensor(DRAFT_VOCAB_TENSOR).raw.view("<i4").astype(np.int32)
+        try:
+            check_draft_vocab(config, vocab)
+        except FileError as error:
+            raise FileError(f"{path}: {error}") from error
+    return DrafterFile(path, config, pair, record, tensors, vocab)
+
+
+def check_names(label: str, expected: Sequence[str], found: Sequence[str]) -> None:
+    """Raise FileError when tensor names are missing or unknown; names at most three of each."""
+    missing = [n for n in expected if n not in set(found)]
+    unknown = [n for n in found if n not in set(expected)]
+    problems = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for what, names in (("missing", missing), ("unknown", unknown))
+        if names
+    ]
+    if problems:
+        raise FileError(
+            f"{label}: {' and '.join(problems)} of {len(expected)} tensors expected from its "
+            f"configuration: the file does not fit its own description"
+        )
+
+
+def check_shape(label: str, spec_name: str, expected: tuple[int, ...], found: object) -> None:
+    """Raise FileError when a tensor's shape (PyTorch order) is not the expected one."""
+    if found != expected:
+        raise FileError(f"{label}: tensor {spec_name} has shape {found}, expected {expected}")
+
+
+def check_draft_vocab(
+    config: DrafterConfig, draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None
+) -> npt.NDArray[np.int32] | None:
+    """The reduced head's target ids as int32; FileError when they do not fit the config."""
+    if (draft_vocab is None) != (config.draft_vocab_size is None):
+        raise FileError(
+            f"draft_vocab_size is {config.draft_vocab_size} but the list of target ids is "
+            f"{'missing' if draft_vocab is None else 'given'}: a reduced head needs both"
+        )
+    if draft_vocab is None:
+        return None
+    ids = np.asarray(draft_vocab)
+    if ids.ndim != 1 or ids.dtype.kind not in "ui" or ids.size != config.draft_vocab_size:
+        raise FileError(
+            f"the reduced head lists {ids.size} target ids, expected {config.draft_vocab_size}"
+        )
+    if ids.min() < 0 or ids.max() >= config.vocab_size:
+        raise FileError(
+            f"the reduced head names target id {ids.min() if ids.min() < 0 else ids.max()}, "
+            f"outside the vocabulary of {config.vocab_size}"
+        )
+    if np.unique(ids).size != ids.size:
+        raise FileError("the reduced head names a target id twice: every id must be unique")
+    return ids.astype(np.int32)
+
+
+def _plan(spec: TensorSpec, tensor: Array | StoredTensor, matrix_type: str) -> TensorToWrite:
+    check_shape("drafter", spec.torch_name, spec.shape, tuple(tensor.shape))
+    ne = tuple(reversed(spec.shape))
+    if isinstance(tensor, StoredTensor):
+        _check_type("drafter", spec, tensor.type)
+        return TensorToWrite(spec.gguf_name, tensor.type, ne, partial(_pieces, tensor))
+    type_name = "f32"
+    if spec.is_matrix:
+        fits = matrix_type != "q8_0" or spec.shape[1] % Q8_BLOCK == 0
+        type_name = matrix_type if fits else "f16"
+    chunks = partial(encode, tensor, type_name, spec.torch_name)
+    return TensorToWrite(spec.gguf_name, type_by_name(type_name), ne, chunks)
+
+
+def _pieces(stored: StoredTensor) -> Iterator[memoryview]:
+    step = 1 << 24
+    for start in range(0, stored.raw.size, step):
+        yield stored.raw[start : start + step].data
+
+
+def _plan_vocab(vocab: npt.NDArray[np.int32]) -> TensorToWrite:
+    kind = type_by_name("i32")
+    chunks = partial(encode, vocab, "i32", DRAFT_VOCAB_TENSOR)
+    return TensorToWrite(DRAFT_VOCAB_TENSOR, kind, (vocab.size,), chunks)
+
+
+def _checked(path: Path, spec: TensorSpec, tensor: StoredTensor) -> StoredTensor:
+    check_shape(str(path), spec.gguf_name, spec.shape, tensor.shape)
+    _check_type(str(path), spec, tensor.type)
+    return tensor
+
+
+def _check_type(label: str, spec: TensorSpec, found: TensorType) -> None:
+    allowed = WEIGHT_TYPES if spec.is_matrix else frozenset({"f32"})
+    if found.name not in allowed:
+        expected = "a weight type" if spec.is_matrix else "f32"
+        raise FileError(
+            f"{label}: tensor {spec.gguf_name} has type {found.name}, expected {expected}"
+        )
+
+
+def _native(tensor: StoredTensor) -> Array:
+    views = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
+    if tensor.type.name in views:
+        return tensor.raw.view(views[tensor.type.name]).reshape(tensor.shape)
+    return tensor.as_float32()

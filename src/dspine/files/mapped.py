@@ -1,0 +1,25 @@
+"""Mapping a file into memory for reading, with errors that a user can act on."""
+
+from __future__ import annotations
+
+import mmap
+import stat
+from pathlib import Path
+
+from dspine.errors import FileError
+from dspine.files.atomic import reason
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """Map a whole file read-only; raises FileError when it is missing, empty or unreadable."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileError(f"{path} is not a file: name the file itself")
+        with path.open("rb") as stream:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise FileError(f"{path} does not exist: check the path") from error
+    except ValueError as error:
+        raise FileError(f"{path} is empty: copy or download it again") from error
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {reason(error)}") from error

@@ -1,0 +1,134 @@
+"""Does this drafter belong to this target? Facts from the target's file, and the comparison."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from dspine.errors import FileError, PairError
+from dspine.files.gguf_file import GgufHeader, find_tensor, read_header
+from dspine.files.schema import ARCHITECTURE, Pair
+
+FINGERPRINT_TENSOR = "output_norm.weight"
+NOT_TARGETS: Mapping[str, str] = {
+    ARCHITECTURE: "a DSpine drafter",
+    "dflash": "a drafter of the DFlash family",
+    "eagle3": "an EAGLE-3 drafter",
+    "clip": "a multimodal projector (mmproj)",
+    "gemma4-assistant": "a Gemma 4 assistant drafter",
+}
+"""Architectures that accompany a model and cannot be a target themselves."""
+
+
+def describe_target(path: Path) -> Pair:
+    """What identifies a target model, read from its GGUF header and one tensor.
+
+    Layers are those of the trunk: built-in next-token (MTP) layers are not counted. A file
+    without a tokenizer gives an empty `vocab_hash`, one without `output_norm.weight` an empty
+    `fingerprint`. Raises FileError when the file is not a language model.
+    """
+    header = read_header(path)
+    architecture = header.architecture
+    if not architecture:
+        raise FileError(f"{path} does not name its architecture: it is not a language model")
+    if architecture in NOT_TARGETS or metadata_text(header, "general.type") in (
+        "adapter",
+        "mmproj",
+    ):
+        what = NOT_TARGETS.get(architecture, "an adapter or projector")
+        raise FileError(f"{path} is {what}, not a target: name the language model's own file")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    texts = tokens if isinstance(tokens, tuple) else ()
+    layers = _count(header, f"{architecture}.block_count")
+    extra = header.metadata.get(f"{architecture}.nextn_predict_layers", 0)
+    trunk = layers - (extra if isinstance(extra, int) else 0)
+    if trunk < 1:
+        raise FileError(f"{path} holds next-token (MTP) layers only: name the model's own file")
+    return Pair(
+        name=metadata_text(header, "general.name") or path.stem,
+        architecture=architecture,
+        hidden_size=_count(header, f"{architecture}.embedding_length"),
+        num_layers=trunk,
+        vocab_size=len(texts) or _rows_of_embedding(header),
+        vocab_hash=vocab_hash(texts) if texts else "",
+        fingerprint=_fingerprint(path),
+    )
+
+
+def vocab_hash(token_texts: Iterable[str | bytes]) -> str:
+    """sha256 (hex) over the token texts in id order: each one's length in bytes as 4 bytes,
+    little endian, then its UTF-8 bytes (as they stand in the file)."""
+    parts: list[bytes] = []
+    for text in token_texts:
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+        parts += [struct.pack("<I", len(raw)), raw]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def check_pair(pair: Pair, target: Pair) -> list[str]:
+    """Compare what a drafter was made for (`pair`) with the loaded target.
+
+    Returns warnings for people: a fingerprint that differs means a fine-tune or another
+    version, for which drafts are merely accepted less often. Raises PairError naming the field,
+    expected and found, when drafts would be meaningless.
+    """
+    for field, what in (
+        ("architecture", "architecture"),
+        ("hidden_size", "hidden size"),
+        ("num_layers", "number of layers"),
+        ("vocab_size", "vocabulary size"),
+    ):
+        expected, found = getattr(pair, field), getattr(target, field)
+        if expected != found:
+            raise PairError(
+                f"this drafter was trained for {pair.name}, whose {what} is {expected}, but "
+                f"{target.name} has {found}: use the drafter made for this target"
+            )
+    warnings: list[str] = []
+    if not pair.vocab_hash or not target.vocab_hash:
+        warnings.append("the vocabulary cannot be compared: one side has no tokenizer recorded")
+    elif pair.vocab_hash != target.vocab_hash:
+        raise PairError(
+            f"this drafter was trained for {pair.name}, whose vocabulary has hash "
+            f"{pair.vocab_hash[:12]}, but that of {target.name} has {target.vocab_hash[:12]}: "
+            f"the same token ids mean other texts, use the drafter made for this target"
+        )
+    if not pair.fingerprint or not target.fingerprint:
+        warnings.append("the weights cannot be compared: one side has no fingerprint recorded")
+    elif pair.fingerprint != target.fingerprint:
+        warnings.append(
+            f"{target.name} is another version or a fine-tune of {pair.name}, which this drafter "
+            f"was trained for: expect fewer accepted drafts, or adapt the drafter"
+        )
+    return warnings
+
+
+def metadata_text(header: GgufHeader, key: str) -> str:
+    """A text of the header, or an empty string when it is missing or no text."""
+    value = header.metadata.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _fingerprint(path: Path) -> str:
+    norm = find_tensor(path, FINGERPRINT_TENSOR)
+    if norm is None:
+        return ""
+    return hashlib.sha256(np.ascontiguousarray(norm.as_float32(), "<f4").tobytes()).hexdigest()
+
+
+def _count(header: GgufHeader, key: str) -> int:
+    value = header.metadata.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise FileError(f"{header.path} has no usable {key}: it is not a language model")
+    return value
+
+
+def _rows_of_embedding(header: GgufHeader) -> int:
+    info = header.tensors.get("token_embd.weight")
+    if info is None or len(info.ne) != 2:
+        raise FileError(f"{header.path} has neither tokens nor token_embd.weight: not a target")
+    return info.ne[1]
