@@ -1,0 +1,188 @@
+"""Rows for one decode: tokens with position, sequences and whether logits are wanted."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from dspine.errors import CapacityError, UsageError
+from dspine.llama.checks import require_count
+from dspine.llama.library import native_functions
+
+LogitsOf = Literal["all", "last", "none"]
+
+
+class Batch:
+    """Up to `capacity` rows in native arrays that are allocated once and used again.
+
+    Rows of one sequence must be added in order of position without gaps. `clear()` and refill
+    for every decode; a row's index is the order in which it was added.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        require_count("capacity", capacity)
+        api = native_functions().api
+        self.capacity = capacity
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._positions = np.zeros(capacity, dtype=np.int32)
+        self._counts = np.ones(capacity, dtype=np.int32)
+        self._sequences = np.zeros(capacity, dtype=np.int32)
+        self._wanted = np.zeros(capacity, dtype=np.int8)
+        first = self._sequences.ctypes.data
+        self._own_cells = np.arange(capacity, dtype=np.uintp) * 4 + np.uintp(first)
+        self._cells = self._own_cells.copy()
+        self._shared: list[Any] = []
+        self.native: Any = api.llama_batch(
+            n_tokens=0,
+            token=_pointer(self._tokens, ctypes.c_int32),
+            pos=_pointer(self._positions, ctypes.c_int32),
+            n_seq_id=_pointer(self._counts, ctypes.c_int32),
+            seq_id=ctypes.cast(
+                self._cells.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
+            ),
+            logits=_pointer(self._wanted, ctypes.c_int8),
+        )
+        """The C structure for llama_decode; `embd` stays null."""
+        self._size = 0
+        self._outputs = 0
+        self._highest_token = -1
+        self._spans: dict[int, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def outputs(self) -> int:
+        """How many rows want logits."""
+        return self._outputs
+
+    @property
+    def highest_token(self) -> int:
+        """Largest token id in the batch, -1 when it is empty."""
+        return self._highest_token
+
+    @property
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """Positions [first, end) that the batch adds to each sequence."""
+        return self._spans
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids in row order."""
+        return [int(token) for token in self._tokens[: self._size]]
+
+    def wants_logits(self, row: int) -> bool:
+        """Whether `row` exists and was added with logits."""
+        return 0 <= row < self._size and bool(self._wanted[row])
+
+    def clear(self) -> None:
+        """Remove all rows; the arrays stay."""
+        if self._shared:
+            self._cells[:] = self._own_cells
+            self._counts[:] = 1
+            self._shared.clear()
+        self._size = 0
+        self._outputs = 0
+        self._highest_token = -1
+        self._spans = {}
+        self.native.n_tokens = 0
+
+    def add(
+        self,
+        token: int,
+        position: int,
+        sequences: Sequence[int] = (0,),
+        logits: bool = True,
+    ) -> int:
+        """Add one row and return its index; the row belongs to every sequence named.
+
+        Raises CapacityError when the batch is full and UsageError for a negative id or a
+        position that does not follow the sequence's previous row.
+        """
+        row = self._size
+        self._check_room(1)
+        if token < 0:
+            raise UsageError(f"token id {token} is negative: ids start at 0")
+        if not sequences:
+            raise UsageError("a row needs at least one sequence")
+        for sequence in sequences:
+            self._extend(sequence, position, 1)
+        self._tokens[row] = token
+        self._positions[row] = position
+        self._wanted[row] = logits
+        if len(sequences) == 1:
+            self._sequences[row] = sequences[0]
+        else:
+            shared = (ctypes.c_int32 * len(sequences))(*sequences)
+            self._shared.append(shared)
+            self._cells[row] = ctypes.addressof(shared)
+            self._counts[row] = len(sequences)
+        self._highest_token = max(self._highest_token, token)
+        self._outputs += bool(logits)
+        self._size = row + 1
+        self.native.n_tokens = self._size
+        return row
+
+    def add_tokens(
+        self,
+        tokens: Sequence[int],
+        position: int,
+        sequence: int = 0,
+        logits: LogitsOf = "all",
+    ) -> int:
+        """Add consecutive rows from `position` on and return the index of the first.
+
+        Logits are asked for all, the last or none of them. Errors as in `add`.
+        """
+        count = len(tokens)
+        first = self._size
+        if not count:
+            return first
+        self._check_room(count)
+        if min(tokens) < 0:
+            raise UsageError(f"token id {min(tokens)} is negative: ids start at 0")
+        if logits not in ("all", "last", "none"):
+            raise UsageError(f"logits is {logits!r}: choose all, last or none")
+        self._extend(sequence, position, count)
+        end = first + count
+        self._tokens[first:end] = tokens
+        self._positions[first:end] = range(position, position + count)
+        self._sequences[first:end] = sequence
+        self._wanted[first:end] = logits == "all"
+        if logits == "last":
+            self._wanted[end - 1] = 1
+        self._highest_token = max(self._highest_token, max(tokens))
+        self._outputs += {"all": count, "last": 1, "none": 0}[logits]
+        self._size = end
+        self.native.n_tokens = end
+        return first
+
+    def _check_room(self, count: int) -> None:
+        if self._size + count > self.capacity:
+            raise CapacityError(
+                f"{self._size + count} rows do not fit into a batch of {self.capacity}: decode "
+                f"in smaller pieces"
+            )
+
+    def _extend(self, sequence: int, position: int, count: int) -> None:
+        if sequence < 0:
+            raise UsageError(f"sequence {sequence} is negative: sequences start at 0")
+        if position < 0:
+            raise UsageError(f"position {position} is negative: positions start at 0")
+        span = self._spans.get(sequence)
+        if span is None:
+            self._spans[sequence] = (position, position + count)
+        elif span[1] == position:
+            self._spans[sequence] = (span[0], position + count)
+        else:
+            raise UsageError(
+                f"position {position} of sequence {sequence} does not follow {span[1] - 1}, the "
+                f"last one in the batch: positions must be consecutive"
+            )
+
+
+def _pointer(array: Any, kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))

@@ -1,0 +1,78 @@
+"""What a Context remembers of each sequence (its K/V cache and recurrent state)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dspine.errors import UsageError
+
+
+class Memory:
+    """Belongs to a Context; every call checks the sequence number first."""
+
+    def __init__(
+        self,
+        api: Any,
+        pointer: Callable[[], int],
+        n_sequences: int,
+        shared_cache: bool,
+        changed: Callable[[int, int], None],
+    ) -> None:
+        self._api = api
+        self._pointer = pointer
+        self._n_sequences = n_sequences
+        self._shared_cache = shared_cache
+        self._changed = changed
+
+    def remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Forget positions [start, end) of a sequence; -1 means to its end.
+
+        False when the model cannot forget that part: recurrent state has no earlier version.
+        """
+        self._check(sequence)
+        if start < 0:
+            raise UsageError(f"position {start} is negative: positions start at 0")
+        done = bool(self._api.llama_memory_seq_rm(self._pointer(), sequence, start, end))
+        if done:
+            self._changed(sequence, start)
+        return done
+
+    def clear(self) -> None:
+        """Forget everything of all sequences."""
+        self._api.llama_memory_clear(self._pointer(), False)
+        for sequence in range(self._n_sequences):
+            self._changed(sequence, 0)
+
+    def last_position(self, sequence: int) -> int:
+        """Last position that is present, -1 when the sequence is empty."""
+        self._check(sequence)
+        return int(self._api.llama_memory_seq_pos_max(self._pointer(), sequence))
+
+    def copy(self, source: int, destination: int, start: int = 0, end: int = -1) -> None:
+        """Give `destination` the positions [start, end) of `source`, replacing what it had.
+
+        With a cache per sequence only whole sequences can be copied (UsageError otherwise).
+        """
+        self._check(source)
+        self._check(destination)
+        if source == destination:
+            return
+        whole = start <= 0 and (end < 0 or end > self.last_position(source))
+        if not whole and not self._shared_cache:
+            raise UsageError(
+                f"positions {start} to {end} of sequence {source} cannot be copied alone: each "
+                f"sequence has a cache of its own, so copy all of it or use shared_cache"
+            )
+        self.remove(destination, 0)
+        self._api.llama_memory_seq_cp(
+            self._pointer(), source, destination, -1 if whole else start, -1 if whole else end
+        )
+        self._changed(destination, 0)
+
+    def _check(self, sequence: int) -> None:
+        if not 0 <= sequence < self._n_sequences:
+            raise UsageError(
+                f"sequence {sequence} does not exist: the context has {self._n_sequences}, "
+                f"numbered from 0"
+            )

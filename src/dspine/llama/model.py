@@ -1,0 +1,245 @@
+"""A loaded GGUF target: its facts, its tensors and its tokenizer."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dspine.errors import ClosedError, FileError
+from dspine.llama.library import Library, find_library, native_functions
+from dspine.llama.log import capture
+from dspine.llama.native import Native
+from dspine.llama.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from dspine.ggml.tensor import Tensor
+
+_DRAFTER_ARCHITECTURES = ("dspine", "dflash", "eagle3")
+_VOCAB_TYPE_NONE = 0
+
+
+class _Handle:
+    """The native model, freed when the Model is closed and the last Context on it is gone."""
+
+    def __init__(self, native: Native, pointer: int) -> None:
+        self.native = native
+        self.pointer = pointer
+        self._users = 1
+
+    def retain(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self.native.api.llama_model_free(self.pointer)
+
+
+class Model:
+    """One GGUF model in memory; make it with `Model.load` and close it, or use it in `with`.
+
+    Closing while Contexts are open is allowed: the memory is freed with the last of them.
+    """
+
+    def __init__(self, handle: _Handle, path: Path, use_extra_buffers: bool) -> None:
+        api, pointer = handle.native.api, handle.pointer
+        self._handle = handle
+        self._closer = weakref.finalize(self, handle.release)
+        self.path = path
+        self.use_extra_buffers = use_extra_buffers
+        """Whether weights may be repacked for the CPU (also AMX)."""
+        self.notice: str | None = None
+        """A sentence for the user when the library had to run in a slower way."""
+        self.architecture: str = self.metadata("general.architecture") or "unknown"
+        self.num_layers: int = api.llama_model_n_layer(pointer)
+        self.num_heads: int = api.llama_model_n_head(pointer)
+        self.hidden_size: int = api.llama_model_n_embd(pointer)
+        self.output_size: int = api.llama_model_n_embd_out(pointer)
+        self.context_train: int = api.llama_model_n_ctx_train(pointer)
+        self.is_recurrent: bool = bool(
+            api.llama_model_is_recurrent(pointer) or api.llama_model_is_hybrid(pointer)
+        )
+        """Recurrent or hybrid: its memory cannot be trimmed to an earlier position."""
+        self.size_bytes: int = api.llama_model_size(pointer)
+        self.num_parameters: int = api.llama_model_n_params(pointer)
+        self.tokenizer = Tokenizer(handle.native, api.llama_model_get_vocab(pointer), self._open)
+        self.vocab_size: int = self.tokenizer.vocab_size
+
+    @classmethod
+    def load(cls, path: Path, *, n_gpu_layers: int = 0, use_extra_buffers: bool = True) -> Model:
+        """Load a GGUF file.
+
+        `n_gpu_layers` layers go to the GPU (-1 = all). Raises FileError when the file is
+        missing, no GGUF, damaged, or of a kind that cannot be a target.
+        """
+        path = Path(path)
+        check_file(path)
+        find_library()
+        native = native_functions()
+        params = native.api.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.use_extra_bufts = use_extra_buffers
+        mark = capture.mark()
+        pointer = native.api.llama_model_load_from_file(str(path).encode(), params)
+        if not pointer:
+            raise FileError(_load_failure(path, capture.reason(mark)))
+        handle = _Handle(native, pointer)
+        try:
+            _check_kind(native.api, pointer, path)
+            return cls(handle, path, use_extra_buffers)
+        except BaseException:
+            if handle._users:
+                handle.release()
+            raise
+
+    def metadata(self, key: str) -> str | None:
+        """Value of a GGUF metadata key as text, or None; arrays are not kept by the library."""
+        api = self._open().native.api
+        name = key.encode()
+        return _read_text(
+            lambda buffer, size: api.llama_model_meta_val_str(
+                self._handle.pointer, name, buffer, size
+            )
+        )
+
+    def metadata_all(self) -> dict[str, str]:
+        """All scalar GGUF metadata as text."""
+        api, pointer = self._open().native.api, self._handle.pointer
+        found = {}
+        for index in range(api.llama_model_meta_count(pointer)):
+            key = _read_text(
+                functools.partial(_by_index, api.llama_model_meta_key_by_index, pointer, index)
+            )
+            value = _read_text(
+                functools.partial(_by_index, api.llama_model_meta_val_str_by_index, pointer, index)
+            )
+            if key is not None and value is not None:
+                found[key] = value
+        return found
+
+    def tensor(self, name: str) -> Tensor | None:
+        """The model's own tensor of that name, without a copy; valid while the model is open.
+
+        None when the model has no such tensor, or when this build of the library does not give
+        tensors away (`Library.has_tensor_symbol`); read it from the file then.
+        """
+        from dspine.ggml.tensor import Tensor
+
+        native = self._open().native
+        if native.get_tensor is None:
+            return None
+        pointer = native.get_tensor(self._handle.pointer, name.encode())
+        return Tensor.foreign(pointer) if pointer else None
+
+    @property
+    def library(self) -> Library:
+        """The library that loaded this model."""
+        return find_library()
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._closer.alive
+
+    def close(self) -> None:
+        """Free the model (at once, or when its last Context is closed); later use raises."""
+        self._closer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"{self.architecture}, {self.num_layers} layers"
+        return f"Model({self.path.name}, {state})"
+
+    def _open(self) -> _Handle:
+        if self.is_closed:
+            raise ClosedError(f"the model {self.path.name} is closed: load it again")
+        return self._handle
+
+
+def load_safely(path: Path, *, n_gpu_layers: int = 0, use_extra_buffers: bool = True) -> Model:
+    """Load a target after making sure, in a child process, that the library survives a decode.
+
+    Some compilers build a library that dies at the first decode on CPUs with AMX; then the model
+    is loaded without extra buffers and `model.notice` says how to cure it. Raises LibraryError
+    when the library fails either way, FileError like `Model.load`.
+    """
+    from dspine.llama.probe import probe
+
+    path = Path(path)
+    check_file(path)
+    library = find_library()
+    if not use_extra_buffers:
+        return Model.load(path, n_gpu_layers=n_gpu_layers, use_extra_buffers=False)
+    result = probe(path, library)
+    result.require_usable()
+    model = Model.load(path, n_gpu_layers=n_gpu_layers, use_extra_buffers=result.use_extra_buffers)
+    model.notice = result.notice
+    return model
+
+
+def check_file(path: Path) -> None:
+    """Raise FileError when `path` cannot be a GGUF model, judged by its first bytes."""
+    if not path.exists():
+        raise FileError(f"the model file {path} does not exist: check the path")
+    if path.is_dir():
+        raise FileError(f"{path} is a folder: name the .gguf file in it")
+    try:
+        with path.open("rb") as file:
+            start = file.read(24)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from error
+    if start[:4] != b"GGUF":
+        shown = start[:8].hex(" ") or "nothing"
+        raise FileError(
+            f"{path} is not a GGUF file (it begins with {shown}, not with 47 47 55 46): targets "
+            f"must be in llama.cpp's GGUF format"
+        )
+    if len(start) < 24:
+        raise FileError(f"{path} is cut off after {len(start)} bytes: download it again")
+    if int.from_bytes(start[8:16], "little") == 0:
+        raise FileError(f"{path} holds a vocabulary and no weights: name a complete model file")
+
+
+def _load_failure(path: Path, reason: str) -> str:
+    for architecture in _DRAFTER_ARCHITECTURES:
+        if f"'{architecture}'" in reason:
+            return (
+                f"{path} is a drafter (architecture {architecture}), not a target: pass it as "
+                f"the drafter"
+            )
+    return f"{path} cannot be loaded: {reason}; if it was downloaded, check that it is complete"
+
+
+def _check_kind(api: Any, pointer: int, path: Path) -> None:
+    if api.llama_model_has_encoder(pointer) or not api.llama_model_has_decoder(pointer):
+        raise FileError(f"{path} has an encoder: targets must be decoder-only language models")
+    if api.llama_model_is_diffusion(pointer):
+        raise FileError(
+            f"{path} is a diffusion language model: it does not generate token after token"
+        )
+    if api.llama_vocab_type(api.llama_model_get_vocab(pointer)) == _VOCAB_TYPE_NONE:
+        raise FileError(f"{path} has no tokenizer: convert it again with its vocabulary")
+
+
+def _by_index(function: Any, pointer: int, index: int, buffer: Any, size: int) -> int:
+    return int(function(pointer, index, buffer, size))
+
+
+def _read_text(read: Any, first_size: int = 256) -> str | None:
+    """Call `read(buffer, size)`, which returns the full length or a negative number."""
+    size = first_size
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = read(buffer, size)
+        if length < 0:
+            return None
+        if length < size:
+            return buffer.raw[:length].decode("utf-8", "replace")
+        size = length + 1

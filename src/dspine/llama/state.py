@@ -1,0 +1,142 @@
+"""Returning a sequence to an earlier point, also where its state cannot be trimmed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from dspine.errors import LibraryError, UsageError
+from dspine.llama.log import capture
+
+
+class State:
+    """One checkpoint per sequence, and whole sequences as bytes; belongs to a Context.
+
+    A recurrent or hybrid target cannot forget its last tokens. Before a verify its recurrent
+    part is copied (on the device, a single copy per sequence); after a partial acceptance it is
+    put back and the attention cache is trimmed to the same position. The accepted tokens must
+    then be decoded again, best in front of the next block.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        pointer: Callable[[], int],
+        n_sequences: int,
+        is_recurrent: bool,
+        last_position: Callable[[int], int],
+    ) -> None:
+        self._api = api
+        self._pointer = pointer
+        self._n_sequences = n_sequences
+        self._is_recurrent = is_recurrent
+        self._last_position = last_position
+        self._flags = api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY | api.LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
+        self._buffers: dict[int, tuple[Any, int]] = {}
+        self._positions: dict[int, int] = {}
+
+    def checkpoint(self, sequence: int) -> int:
+        """Remember the present point of a sequence (replacing its earlier checkpoint).
+
+        Returns the next position, i.e. how many positions the sequence has.
+        """
+        next_position = self._next(sequence)
+        if self._is_recurrent and next_position > 0:
+            pointer = self._pointer()
+            size = self._api.llama_state_seq_get_size_ext(pointer, sequence, self._flags)
+            buffer, room = self._buffers.get(sequence, (None, 0))
+            if room < size:
+                buffer = (ctypes.c_uint8 * size)()
+            mark = capture.mark()
+            written = self._api.llama_state_seq_get_data_ext(
+                pointer, buffer, size, sequence, self._flags
+            )
+            if not written:
+                raise LibraryError(
+                    f"the state of sequence {sequence} cannot be saved: {capture.reason(mark)}"
+                )
+            self._buffers[sequence] = (buffer, written)
+        self._positions[sequence] = next_position
+        return next_position
+
+    def checkpoint_position(self, sequence: int) -> int | None:
+        """Next position at the sequence's checkpoint, or None without one."""
+        return self._positions.get(sequence)
+
+    def restore(self, sequence: int) -> int:
+        """Return a sequence to its checkpoint, which stays valid; returns the next position."""
+        self._check(sequence)
+        position = self._positions.get(sequence)
+        if position is None:
+            raise UsageError(f"sequence {sequence} has no checkpoint to return to")
+        pointer = self._pointer()
+        memory = self._api.llama_get_memory(pointer)
+        if self._is_recurrent and position > 0:
+            buffer, written = self._buffers[sequence]
+            mark = capture.mark()
+            # The saved state first: trimming is refused while the state is at a later token.
+            if not self._api.llama_state_seq_set_data_ext(
+                pointer, buffer, written, sequence, self._flags
+            ):
+                raise LibraryError(
+                    f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}"
+                )
+        if not self._api.llama_memory_seq_rm(memory, sequence, position, -1):
+            raise LibraryError(
+                f"sequence {sequence} cannot be cut back to {position} tokens although its "
+                f"state was restored"
+            )
+        return position
+
+    def forget_from(self, sequence: int, start: int) -> None:
+        """Drop the checkpoint when positions before it were removed or replaced."""
+        position = self._positions.get(sequence)
+        if position is not None and start < position:
+            del self._positions[sequence]
+
+    def save(self, sequence: int) -> bytes:
+        """The whole sequence (cache and state) as bytes, for `load` on a like context."""
+        if not self._next(sequence):
+            raise UsageError(f"sequence {sequence} is empty: there is nothing to save")
+        pointer = self._pointer()
+        size = self._api.llama_state_seq_get_size_ext(pointer, sequence, 0)
+        buffer = (ctypes.c_uint8 * size)()
+        mark = capture.mark()
+        written = self._api.llama_state_seq_get_data_ext(pointer, buffer, size, sequence, 0)
+        if not written:
+            raise LibraryError(f"sequence {sequence} cannot be saved: {capture.reason(mark)}")
+        return bytes(memoryview(buffer)[:written])
+
+    def load(self, sequence: int, data: bytes) -> int:
+        """Replace a sequence by saved bytes; returns its next position.
+
+        Raises UsageError when the bytes come from a context of another shape or do not fit; the
+        sequence is empty then.
+        """
+        self._check(sequence)
+        pointer = self._pointer()
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        self.forget_from(sequence, 0)
+        mark = capture.mark()
+        if not data or not self._api.llama_state_seq_set_data_ext(
+            pointer, buffer, len(data), sequence, 0
+        ):
+            memory = self._api.llama_get_memory(pointer)
+            self._api.llama_memory_seq_rm(memory, sequence, 0, -1)
+            raise UsageError(
+                f"{len(data)} bytes of saved state do not fit this context: {capture.reason(mark)}"
+            )
+        return self._next(sequence)
+
+    def _next(self, sequence: int) -> int:
+        self._check(sequence)
+        return self._last_position(sequence) + 1
+
+    def _check(self, sequence: int) -> None:
+        self._pointer()
+        if not 0 <= sequence < self._n_sequences:
+            raise UsageError(
+                f"sequence {sequence} does not exist: the context has {self._n_sequences}, "
+                f"numbered from 0"
+            )

@@ -1,0 +1,155 @@
+"""Reading the outputs of chosen target layers after a decode, in one of two ways.
+
+The library exports the *input* of every layer (input of layer i + 1 = output of layer i) for all
+rows of the last decode. Builds or architectures without that are read through the evaluation
+callback and the tensor name `l_out-<i>`, at the price of a call per graph node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.errors import LibraryError, UsageError
+from dspine.ggml import library as ggml_library
+from dspine.llama.checks import require_count
+from dspine.llama.native import Native
+
+Rows = npt.NDArray[np.float32]
+
+PUBLISHING_ARCHITECTURES = frozenset(
+    {
+        "bailingmoe3",
+        "deepseek4",
+        "gemma4",
+        "gpt-oss",
+        "hunyuan_vl",
+        "lfm2",
+        "llama",
+        "mimo2",
+        "minimax-01",
+        "minimax-m2",
+        "muse-glimmer",
+        "nanbeige",
+        "nemotron_h",
+        "qwen3",
+        "qwen35",
+        "qwen35moe",
+        "qwen3moe",
+        "qwen3next",
+        "qwen4exp",
+    }
+)
+"""Graphs that publish their layer inputs; asking another one aborts the process."""
+
+
+class TapReader(Protocol):
+    """Where a context gets its taps from."""
+
+    def begin(self) -> None:
+        """A decode is about to run."""
+
+    def rows(self, index: int, count: int) -> Rows:
+        """The first `count` rows of tap number `index` (count, hidden) of the last decode."""
+
+
+def check_taps(taps: Sequence[int], num_layers: int) -> None:
+    """UsageError unless every tap is a readable layer and none is named twice."""
+    for tap in taps:
+        require_count("tap", tap, 0)
+        if tap + 1 >= num_layers:
+            raise UsageError(
+                f"the output of layer {tap} cannot be read: of the {num_layers} layers of this "
+                f"target only 0 to {num_layers - 2} can be tapped"
+            )
+    if len(set(taps)) != len(taps):
+        raise UsageError(f"taps {list(taps)} name a layer twice")
+
+
+class LayerInputTaps:
+    """Taps through the library's own buffers: one memory copy per tap, nothing per node."""
+
+    def __init__(self, native: Native, context: int, taps: Sequence[int], hidden_size: int) -> None:
+        assert native.set_tap is not None
+        assert native.get_tap is not None
+        self._read = native.get_tap
+        self._context = context
+        self._taps = tuple(taps)
+        self._hidden_size = hidden_size
+        for tap in taps:
+            native.set_tap(context, tap + 1, True)
+
+    def begin(self) -> None:
+        """Nothing to prepare: the library overwrites its buffers."""
+
+    def rows(self, index: int, count: int) -> Rows:
+        address = self._read(self._context, self._taps[index] + 1)
+        if not address:
+            raise LibraryError(f"the library gave no buffer for tap {self._taps[index]}")
+        return float_view(address, count * self._hidden_size).reshape(count, self._hidden_size)
+
+
+class CallbackTaps:
+    """Taps through the evaluation callback; works on every build, slower.
+
+    Make it before the context (`callback` goes into the context's parameters) and keep it as
+    long as the context lives.
+    """
+
+    def __init__(
+        self, native: Native, taps: Sequence[int], hidden_size: int, capacity: int
+    ) -> None:
+        self._taps = tuple(taps)
+        self._names = {f"l_out-{tap}".encode(): index for index, tap in enumerate(taps)}
+        self._buffers = [np.empty((capacity, hidden_size), dtype=np.float32) for _ in taps]
+        self._filled = [0] * len(self._taps)
+        self._hidden_size = hidden_size
+        self._failure: str | None = None
+        self._get = ggml_library.functions().ggml_backend_tensor_get
+        self.callback: Any = native.api.ggml_backend_sched_eval_callback(self._on_node)
+
+    def begin(self) -> None:
+        self._filled = [0] * len(self._taps)
+        self._failure = None
+
+    def rows(self, index: int, count: int) -> Rows:
+        if self._failure is not None:
+            raise LibraryError(self._failure)
+        if self._filled[index] < count:
+            raise UsageError(
+                f"layer {self._taps[index]} of this target does not show its output "
+                f"({self._filled[index]} of {count} rows appeared as "
+                f"l_out-{self._taps[index]}): its architecture cannot be tapped"
+            )
+        return self._buffers[index][:count]
+
+    def _on_node(self, pointer: int, ask: bool, _user: object) -> bool:
+        # ctypes swallows exceptions here, so a problem is kept and raised when rows are read.
+        tensor = ggml_library.CTensor.from_address(pointer)
+        index = self._names.get(tensor.name)
+        if index is None:
+            return not ask
+        if ask:
+            return True
+        width, rows = int(tensor.ne[0]), int(tensor.ne[1])
+        first = self._filled[index]
+        buffer = self._buffers[index]
+        if width != self._hidden_size or tensor.type != 0 or first + rows > len(buffer):
+            self._failure = (
+                f"layer {self._taps[index]} gave {rows} rows of {width} values where rows of "
+                f"{self._hidden_size} 32-bit values were expected: it cannot be tapped"
+            )
+            return True
+        self._get(pointer, buffer[first].ctypes.data, 0, rows * width * 4)
+        self._filled[index] = first + rows
+        return True
+
+
+def float_view(address: int, count: int) -> Rows:
+    """float32 array over native memory, without a copy."""
+    view: Rows = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+    return view
