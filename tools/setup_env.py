@@ -120,7 +120,7 @@ def install_engine(venv: Path, *, rebuild: bool) -> None:
     if rebuild:
         command[1:1] = ["--force-reinstall", "--no-deps", "--no-cache-dir"]
     log = venv / "engine-build.log"
-    say(f"installing {ENGINE}: compiling llama.cpp, about 5 minutes on 2 cores (log: {log})")
+    say(f"installing {ENGINE} (log: {log})")
     environment = {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
         **os.environ,
@@ -154,7 +154,7 @@ def require_compilers() -> None:
 def run_with_progress(
     command: list[str], environment: Mapping[str, str], keep: Callable[[str], object]
 ) -> int:
-    """Run `command`, pass every line to `keep`, and say how far the compiler is."""
+    """Run pip, pass every line to `keep`, and say how far the compiler is once it runs."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -169,13 +169,16 @@ def run_with_progress(
     reader = threading.Thread(target=drain, args=(process.stdout, lines), daemon=True)
     reader.start()
     started = said = time.monotonic()
-    percent = 0
+    percent, compiling = 0, False
     try:
         while (line := next_line(lines)) is not None:
             keep(line)
             percent = build_percent(line, percent)
+            if "Building wheel for llama-cpp-python" in line and not compiling:
+                compiling = True
+                say("compiling llama.cpp, about 5 minutes on 2 cores")
             now = time.monotonic()
-            if now - said >= HEARTBEAT_SECONDS:
+            if compiling and now - said >= HEARTBEAT_SECONDS:
                 said = now
                 say(f"  compiling llama.cpp: {percent:3d} %, {duration(now - started)}")
     except BaseException:
