@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from dspine.settings import SETTINGS, Setting
+from dspine.setting import Setting
+from dspine.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "flags.md"

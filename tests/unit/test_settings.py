@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dspine.errors import UsageError
-from dspine.settings import SETTINGS, Setting, Value, resolve
+from dspine.setting import Setting, Value, resolve
+from dspine.settings import SETTINGS
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from dspine.settings import Setting, Value, resolve, settings_of
+from dspine.setting import Setting, Value, resolve
+from dspine.settings import settings_of
 
 
 @dataclass(frozen=True, slots=True)
