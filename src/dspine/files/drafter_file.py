@@ -20,6 +20,7 @@ from dspine.files import drafter_keys
 from dspine.files.dtypes import Q8_BLOCK, WEIGHT_TYPES, Array, encode
 from dspine.files.gguf_file import GgufFile, StoredTensor
 from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
+from dspine.files.pairing import check_fit
 from dspine.files.schema import (
     ARCHITECTURE,
     DrafterConfig,
@@ -92,11 +93,7 @@ def write_drafter(
     if dtype not in FILE_TYPES:
         raise FileError(f"unknown drafter dtype {dtype!r}: choose one of {', '.join(FILE_TYPES)}")
     vocab = check_draft_vocab(config, draft_vocab)
-    if pair.hidden_size != config.target_hidden_size:
-        raise FileError(
-            f"target_hidden_size {config.target_hidden_size} of the drafter differs from the "
-            f"target's hidden size {pair.hidden_size}: this is another target"
-        )
+    check_fit(path.name, config, pair)
     specs = tensor_specs(config)
     check_names(
         f"drafter for {path.name}",
@@ -126,6 +123,7 @@ def read_drafter(path: Path) -> DrafterFile:
         raise FileError(f"{path}: tensor {DRAFT_VOCAB_TENSOR} must be one row of i32 target ids")
     size = None if stored_vocab is None else stored_vocab.n_elements
     config, pair, record = drafter_keys.from_metadata(path, header.metadata, size)
+    check_fit(str(path), config, pair)
     specs = tensor_specs(config)
     extra = [] if stored_vocab is None else [DRAFT_VOCAB_TENSOR]
     check_names(str(path), [s.gguf_name for s in specs] + extra, list(header.tensors))

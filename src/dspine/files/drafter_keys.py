@@ -44,20 +44,20 @@ def to_metadata(
 ) -> dict[str, WritableValue]:
     """All keys of a drafter file. Raises FileError when the record cannot be stored."""
     values: dict[str, WritableValue] = {
-        key: np.uint32(getattr(config, field)) for field, key in _COUNTS.items()
+        key: _uint32(field, getattr(config, field)) for field, key in _COUNTS.items()
     }
     values |= {
-        "attention.value_length": np.uint32(config.head_dim),
-        "attention.layer_norm_rms_epsilon": np.float32(config.rms_norm_eps),
-        "rope.freq_base": np.float32(config.rope_theta),
+        "attention.value_length": _uint32("head_dim", config.head_dim),
+        "attention.layer_norm_rms_epsilon": _float32("rms_norm_eps", config.rms_norm_eps),
+        "rope.freq_base": _float32("rope_theta", config.rope_theta),
         # As in llama.cpp's files for this family: the input of layer i + 1 is read.
-        "target_layers": np.array([t + 1 for t in config.taps], dtype=np.uint32),
+        "target_layers": np.array([_uint32("taps", t + 1) for t in config.taps]),
         "attention.causal": np.array(config.causal, dtype=np.bool_),
-        "attention.sliding_window": np.array([w or 0 for w in config.windows], dtype=np.uint32),
+        "attention.sliding_window": np.array([_uint32("windows", w or 0) for w in config.windows]),
         "target.name": pair.name,
         "target.architecture": pair.architecture,
-        "target.block_count": np.uint32(pair.num_layers),
-        "target.vocab_size": np.uint32(pair.vocab_size),
+        "target.block_count": _uint32("the target's num_layers", pair.num_layers),
+        "target.vocab_size": _uint32("the target's vocab_size", pair.vocab_size),
         "target.vocab_hash": pair.vocab_hash,
         "target.fingerprint": pair.fingerprint,
         "target.thinking": pair.thinking,
@@ -140,6 +140,20 @@ def provenance_json(record: TrainingRecord) -> str:
             f"the training record cannot be stored as JSON ({error}): use numbers, text, lists "
             f"and dictionaries"
         ) from error
+
+
+def _uint32(name: str, value: int) -> np.uint32:
+    if not 0 <= value < 1 << 32:
+        raise FileError(f"{name} {value} cannot be stored: it must be from 0 to {(1 << 32) - 1}")
+    return np.uint32(value)
+
+
+def _float32(name: str, value: float) -> np.float32:
+    with np.errstate(over="ignore", under="ignore"):
+        stored = np.float32(value)
+    if not (np.isfinite(stored) and stored > 0):
+        raise FileError(f"{name} {value} cannot be stored as float32: use a usual value")
+    return stored
 
 
 def _provenance(keys: _Keys) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dspine.errors import FileError, PairError
 from dspine.files.gguf_file import GgufHeader, find_tensor, read_header
-from dspine.files.schema import ARCHITECTURE, Pair
+from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair
 
 FINGERPRINT_TENSOR = "output_norm.weight"
 NOT_TARGETS: Mapping[str, str] = {
@@ -105,6 +105,24 @@ def check_pair(pair: Pair, target: Pair) -> list[str]:
             f"was trained for: expect fewer accepted drafts, or adapt the drafter"
         )
     return warnings
+
+
+def check_fit(label: str, config: DrafterConfig, pair: Pair) -> None:
+    """Raise PairError when a drafter's own sizes contradict the target it is said to be for."""
+    for what, expected, found in (
+        ("target hidden size", config.target_hidden_size, pair.hidden_size),
+        ("vocabulary size", config.vocab_size, pair.vocab_size),
+    ):
+        if expected != found:
+            raise PairError(
+                f"{label}: the drafter needs a {what} of {expected}, but {pair.name} has {found}: "
+                f"name the target it belongs to"
+            )
+    if max(config.taps) >= pair.num_layers:
+        raise PairError(
+            f"{label}: the drafter reads target layer {max(config.taps)}, but {pair.name} has "
+            f"layers 0 to {pair.num_layers - 1}: name the target it belongs to"
+        )
 
 
 def metadata_text(header: GgufHeader, key: str) -> str:

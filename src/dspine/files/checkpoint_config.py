@@ -1,0 +1,273 @@
+"""`config.json` of a DSpine checkpoint folder (SpecForge's layout): both ways, strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspine.errors import FileError
+from dspine.files.schema import DrafterConfig, default_taps
+
+ARCHITECTURE_NAME = "DSpineDraftModel"
+FULL, SLIDING = "full_attention", "sliding_attention"
+_MAX_LAYERS = 1024
+_DEFAULTS = {"transfer_rank": 1024, "message_size": 512, "top_k": 16}
+"""What SpecForge assumes when `dspine_config` leaves a size out."""
+_TRAINING_KEYS = frozenset(
+    {
+        "ce_weight",
+        "alignment_weight",
+        "alignment_warmup_steps",
+        "replacement_layers",
+        "replacement_probability",
+        "replacement_hold_ratio",
+        "replacement_end_ratio",
+        "candidate_mass_threshold",
+    }
+)
+"""Allowed in `dspine_config` because they matter in training only."""
+_DFLASH_KEYS = frozenset(
+    {"mask_token_id", "target_layer_ids", "block_size", "causal", "attention_mode"}
+)
+_COUNTS: Mapping[str, str] = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "max_positions": "max_position_embeddings",
+}
+"""Field of DrafterConfig -> key of config.json."""
+
+
+def to_json(config: DrafterConfig, num_target_layers: int, dtype: str) -> dict[str, Any]:
+    """The content of config.json. `dtype` is torch's name: bfloat16, float16 or float32.
+
+    Raises FileError for windows that differ between layers: the format has one window only.
+    """
+    windows = {w for w in config.windows if w is not None}
+    if len(windows) > 1:
+        raise FileError(
+            f"the layers have different windows {sorted(windows)}: a checkpoint's config.json can "
+            f"say one only"
+        )
+    values: dict[str, Any] = {
+        "architectures": [ARCHITECTURE_NAME],
+        "model_type": "qwen3",
+        **{key: getattr(config, field) for field, key in _COUNTS.items()},
+        "num_target_layers": num_target_layers,
+        "block_size": config.block_size,
+        "is_causal": True,
+        "layer_types": [FULL if w is None else SLIDING for w in config.windows],
+        "use_sliding_window": bool(windows),
+        "sliding_window": max(windows, default=None),
+        "max_window_layers": 0,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "dtype": dtype,
+        "dflash_config": {
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": list(config.taps),
+        },
+        "dspine_config": {
+            "transfer_rank": config.transfer_rank,
+            "message_size": config.message_size,
+            "top_k": config.top_k,
+        },
+    }
+    if config.target_hidden_size != config.hidden_size:
+        values["target_hidden_size"] = config.target_hidden_size
+    return values
+
+
+def from_json(
+    label: str, values: Mapping[str, Any], draft_vocab_size: int | None = None
+) -> DrafterConfig:
+    """Read config.json. `label` names the file in errors.
+
+    Anything that would change the arithmetic and is missing, unknown or contradictory raises
+    FileError: architecture, sizes, rotary base, causality, windows, `dspine_config` keys.
+    """
+    try:
+        return _from_json(values, draft_vocab_size)
+    except FileError as error:
+        raise FileError(f"{label}: {error}") from error
+
+
+def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> DrafterConfig:
+    _check_kind(values)
+    dflash = _table(values, "dflash_config")
+    _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS)
+    if dflash.get("attention_mode", "gqa") != "gqa":
+        raise FileError(
+            f"dflash_config.attention_mode is {dflash['attention_mode']!r}, expected 'gqa'"
+        )
+    for where, table, key in (("", values, "is_causal"), ("dflash_config.", dflash, "causal")):
+        if table.get(key, True) is not True:
+            raise FileError(
+                f"{where}{key} is {table[key]!r}, expected true: DSpine needs causal attention "
+                f"inside the block"
+            )
+    sizes = _table(values, "dspine_config", required=False)
+    _refuse_unknown("dspine_config", sizes, _TRAINING_KEYS | set(_DEFAULTS))
+    counts = {field: _required(values, key) for field, key in _COUNTS.items()}
+    num_layers = layer_count(values)
+    return DrafterConfig(
+        **counts,
+        **{key: sizes.get(key, default) for key, default in _DEFAULTS.items()},
+        target_hidden_size=values.get("target_hidden_size", counts["hidden_size"]),
+        block_size=_either("block_size", values, dflash),
+        mask_token_id=_whole("mask_token_id", _either("mask_token_id", values, dflash)),
+        taps=_taps(values, dflash, num_layers),
+        windows=_windows(values, num_layers),
+        causal=(True,) * num_layers,
+        rope_theta=_rope_theta(values),
+        rms_norm_eps=_number("rms_norm_eps", _required(values, "rms_norm_eps")),
+        draft_vocab_size=draft_vocab_size,
+    )
+
+
+def layer_count(values: Mapping[str, Any]) -> int:
+    """`num_hidden_layers`, checked before lists of that length are made."""
+    count = _whole("num_hidden_layers", _required(values, "num_hidden_layers"))
+    if not 1 <= count <= _MAX_LAYERS:
+        raise FileError(f"num_hidden_layers is {count}, expected 1 to {_MAX_LAYERS}")
+    return count
+
+
+def _check_kind(values: Mapping[str, Any]) -> None:
+    names = values.get("architectures")
+    if names != [ARCHITECTURE_NAME]:
+        raise FileError(
+            f"architectures is {names!r}, expected ['{ARCHITECTURE_NAME}']: this is no DSpine "
+            f"drafter"
+        )
+    for key, expected in (("attention_bias", False), ("hidden_act", "silu")):
+        if values.get(key, expected) != expected:
+            raise FileError(f"{key} is {values[key]!r}, expected {expected!r}")
+
+
+def _rope_theta(values: Mapping[str, Any]) -> float:
+    """The rotary base from wherever this config keeps it; scaling of any kind is refused."""
+    found: dict[str, float] = {}
+    if values.get("rope_theta") is not None:
+        found["rope_theta"] = _number("rope_theta", values["rope_theta"])
+    for place in ("rope_parameters", "rope_scaling"):
+        table = values.get(place)
+        if table is None:
+            continue
+        if not isinstance(table, dict):
+            raise FileError(f"{place} is {table!r}, expected a table or null")
+        kind = table.get("rope_type", table.get("type", "default"))
+        if kind != "default":
+            raise FileError(f"{place} asks for rotary scaling {kind!r}, which is not supported")
+        if table.get("rope_theta") is not None:
+            found[f"{place}.rope_theta"] = _number(f"{place}.rope_theta", table["rope_theta"])
+    if not found:
+        raise FileError(
+            "rope_theta is missing (also in rope_parameters and rope_scaling): the rotary base "
+            "must be stated"
+        )
+    if len(set(found.values())) > 1:
+        raise FileError(f"the rotary base is stated differently in two places: {found}")
+    return next(iter(found.values()))
+
+
+def _windows(values: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """The window of each layer, None for full attention."""
+    window, use = values.get("sliding_window"), values.get("use_sliding_window")
+    if use not in (None, True, False):
+        raise FileError(f"use_sliding_window is {use!r}, expected true or false")
+    kinds = values.get("layer_types")
+    if kinds is None:
+        if use is not False:
+            raise FileError(
+                "layer_types is missing: every layer must say full_attention or sliding_attention"
+            )
+        return (None,) * num_layers
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise FileError(f"layer_types is {kinds!r}, expected one entry for each of {num_layers}")
+    unknown = [kind for kind in kinds if kind not in (FULL, SLIDING)]
+    if unknown:
+        raise FileError(f"layer_types has {unknown[0]!r}, expected {FULL} or {SLIDING}")
+    if SLIDING not in kinds:
+        return (None,) * num_layers
+    if use is False or window is None:
+        raise FileError(
+            f"layer_types has {SLIDING} but sliding_window is {window!r} and use_sliding_window "
+            f"is {use!r}: a window is needed"
+        )
+    size = _whole("sliding_window", window)
+    if size < 1:
+        raise FileError(f"sliding_window is {size}, expected at least 1")
+    return tuple(size if kind == SLIDING else None for kind in kinds)
+
+
+def _taps(values: Mapping[str, Any], dflash: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    ids = dflash.get("target_layer_ids")
+    if ids is None:
+        target_layers = _whole("num_target_layers", _required(values, "num_target_layers"))
+        if target_layers < 4:
+            raise FileError("dflash_config.target_layer_ids is missing: it must name the taps")
+        return default_taps(target_layers, layers)
+    if not isinstance(ids, list):
+        raise FileError(f"dflash_config.target_layer_ids is {ids!r}, expected a list")
+    return tuple(_whole("dflash_config.target_layer_ids", i) for i in ids)
+
+
+def _either(key: str, values: Mapping[str, Any], dflash: Mapping[str, Any]) -> Any:
+    """A key that may stand at the top or in dflash_config; both must agree."""
+    stated = [table[key] for table in (values, dflash) if table.get(key) is not None]
+    if not stated:
+        raise FileError(f"{key} is missing, at the top level and in dflash_config")
+    if any(value != stated[0] for value in stated):
+        raise FileError(f"{key} is stated twice and differently: {stated[0]!r} and {stated[1]!r}")
+    return stated[0]
+
+
+def _required(values: Mapping[str, Any], key: str) -> Any:
+    if values.get(key) is None:
+        raise FileError(f"{key} is missing: the configuration is incomplete")
+    return values[key]
+
+
+def _table(values: Mapping[str, Any], key: str, *, required: bool = True) -> Mapping[str, Any]:
+    table = values.get(key)
+    if table is None and not required:
+        return {}
+    if not isinstance(table, dict):
+        raise FileError(f"{key} is {table!r}, expected a table: this is no complete drafter")
+    return table
+
+
+def _refuse_unknown(name: str, table: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise FileError(
+            f"{name} has keys that this dspine does not know: {', '.join(unknown[:5])}; running "
+            f"without them would be wrong"
+        )
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise FileError(f"{name} is {value!r}, expected a whole number")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FileError(f"{name} is {value!r}, expected a number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise FileError(f"{name} is too large for a number") from error
