@@ -29,10 +29,18 @@ class FakeTarget:
     """Implements `dspine.engine.target.Target`; refuses every misuse the real library punishes."""
 
     def __init__(
-        self, next_token: NextToken, vocab_size: int, *, n_ctx: int = 64, n_batch: int = 8
+        self,
+        next_token: NextToken,
+        vocab_size: int,
+        *,
+        n_ctx: int = 64,
+        n_batch: int = 8,
+        recurrent: bool = False,
     ) -> None:
         self.next_token, self.vocab_size = next_token, vocab_size
-        self.n_ctx, self.n_batch = n_ctx, n_batch
+        self.n_ctx, self.n_batch, self.max_rows = n_ctx, n_batch, n_batch
+        self.recurrent = recurrent
+        self._saved: list[int] | None = None
         self.memory: list[int] = []
         self.decoded: list[tuple[int, tuple[int, ...]]] = []
         self.rows_asked: list[int] = []
@@ -68,8 +76,24 @@ class FakeTarget:
             [[self._first + i, tokens[i]] for i in range(first, first + count)], np.float32
         ).reshape(count, 2)
 
-    def trim(self, length: int) -> None:
+    def clear(self) -> None:
+        self.memory = []
+        self._saved = None
+
+    def trim(self, length: int) -> bool:
+        if self.recurrent and length < len(self.memory):
+            return False
         del self.memory[length:]
+        return True
+
+    def checkpoint(self) -> None:
+        self._saved = list(self.memory)
+
+    def restore(self) -> int:
+        assert self._saved is not None, "nothing was saved"
+        assert self.memory[: len(self._saved)] == self._saved
+        self.memory = list(self._saved)
+        return len(self.memory)
 
     def length(self) -> int:
         return len(self.memory)

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspine.engine.loop import Run
+from dspine.engine.loop import Run, generate
 from dspine.engine.ngram_table import build_table
 from dspine.engine.proposal import Proposer
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer
+from dspine.engine.rollback import MAX_REPLAY, CheckpointRollback
+from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.width import FixedWidth
 from tests.support.engine_runs import (
     PIECES,
+    collect,
     make_run,
     run_plain,
     run_speculative,
@@ -220,3 +223,37 @@ def test_waiting_features_reach_the_drafter_in_one_piece_and_only_when_asked() -
     handed = [place for first, count in drafter.additions for place in range(first, first + count)]
     assert handed == list(range(len(handed))), "a position was skipped or handed over twice"
     assert len(drafter.additions) == len(drafter.drafts), "context was handed over unasked"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    salt=st.integers(0, 10_000),
+    width=st.integers(2, 8),
+    hit_rate=st.floats(0.0, 1.0),
+    seed=st.integers(0, 1000),
+    max_tokens=st.integers(1, 50),
+)
+def test_a_recurrent_target_gives_the_plain_answer(
+    salt: int, width: int, hit_rate: float, seed: int, max_tokens: int
+) -> None:
+    next_token = mixing(VOCAB, salt)
+    chance = random.Random(seed)
+    prompt = [1, 2, 3]
+
+    def chain(tokens: Sequence[int], count: int) -> list[int]:
+        right = plain_answer(next_token, tokens, count)
+        return [t if chance.random() < hit_rate else chance.randrange(VOCAB) for t in right]
+
+    policy = FixedWidth({"dspine": width - 1})
+    target = FakeTarget(next_token, VOCAB, n_batch=40, recurrent=True)
+    run = make_run(target, prompt, max_tokens=max_tokens, end=None)
+    drafter = FakeDrafter(chain)
+    network = DrafterProposer(policy, drafter, target, max_positions=100)
+    stepper = SpeculativeStepper(run, network, policy, CheckpointRollback(target))
+    fast = collect(list(generate(run, stepper)))
+    assert fast.tokens == plain_answer(next_token, prompt, max_tokens)
+    assert network.disabled_reason is None
+    whole = [*prompt, *fast.tokens]
+    assert target.memory == whole[: len(target.memory)]
+    # Replayed rows stay bounded, so a verify never grows beyond its drafts and those.
+    assert max(len(tokens) for _, tokens in target.decoded) <= MAX_REPLAY + width

@@ -31,7 +31,7 @@ class Run:
     @property
     def room(self) -> int:
         """Rows that the next verify may have: positions left, tokens that may be emitted."""
-        room = min(self.target.n_ctx - self.sequence.anchor_position, self.target.n_batch)
+        room = min(self.target.n_ctx - self.sequence.anchor_position, self.target.max_rows)
         remaining = self.emitter.remaining
         return room if remaining is None else min(room, remaining)
 
@@ -149,7 +149,7 @@ def _prefill(run: Run, stepper: Stepper) -> int:
             f"the prompt has {len(tokens)} tokens, the context has {target.n_ctx}: shorten the "
             f"prompt or raise the context size (-c)"
         )
-    target.trim(0)
+    target.clear()
     stepper.begin()
     end = len(tokens) - 1
     for position in range(0, end, target.n_batch):

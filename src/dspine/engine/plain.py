@@ -36,8 +36,10 @@ class PlainStepper:
         verdict = accept_rows((), lambda _row: choice, run.emitter)
         sequence.extend(verdict.tokens)
         if run.trace is not None:
-            run.trace.steps.append(DecodeRecord(position, (anchor,), 1, 0, 1))
+            run.trace.steps.append(DecodeRecord(position, (anchor,), position + 1, 0, 1))
         return StepResult(verdict.tokens, 0, 0, "none", 0.0, verify_ms, verdict.reason)
 
     def undo(self) -> None:
-        self._run.target.trim(self._run.sequence.anchor_position)
+        length = self._run.sequence.anchor_position
+        if self._run.target.length() > length:
+            self._run.target.trim(length)

@@ -21,8 +21,12 @@ T = TypeVar("T")
 MAX_FAILURES = 3
 """Failing drafts in a row after which a drafter is left alone."""
 
-LOOKUP_SCORES = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.65, 5: 0.7, 6: 0.75, 8: 0.8, 12: 0.85, 20: 0.9}
-"""Prior chance that the token after a match of this length (or more) repeats."""
+LOOKUP_SCORES = (
+    (32, 0.98), (24, 0.94), (16, 0.90), (12, 0.87), (10, 0.84), (8, 0.81), (7, 0.80),
+    (6, 0.75), (5, 0.72), (4, 0.66), (3, 0.63), (2, 0.58), (1, 0.30),
+)  # fmt: skip
+"""Chance that the token after a match of this length (or more) repeats; measured on 600 answers
+of the default target, where it depends on the length alone, not on the slot."""
 
 
 class NoProposer:
@@ -224,4 +228,7 @@ class AutoProposer:
 
 def lookup_score(length: int) -> float:
     """Prior chance that a match of `length` tokens goes on."""
-    return max((score for least, score in LOOKUP_SCORES.items() if length >= least), default=0.0)
+    for least, score in LOOKUP_SCORES:
+        if length >= least:
+            return score
+    return 0.0

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from dspine.engine.loop import Run, StepResult
 from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposer
-from dspine.engine.rollback import Rollback
+from dspine.engine.rollback import MAX_REPLAY, Rollback
 from dspine.engine.trace import DecodeRecord
 from dspine.engine.verify import accept_rows
 from dspine.engine.width import WidthPolicy
@@ -42,7 +42,7 @@ class SpeculativeStepper:
 
         started = perf_counter()
         proposal = NOTHING
-        limit = run.room - 1
+        limit = run.room - 1 - (position - self._rollback.held)
         if limit > 0:
             proposal = self._proposer.propose(Ask(anchor, position, limit))
             if proposal.tokens:
@@ -50,6 +50,8 @@ class SpeculativeStepper:
         drafts = proposal.tokens
         drafted_at = perf_counter()
 
+        if position - self._rollback.held > MAX_REPLAY:
+            self._replay(position)
         held = self._rollback.held
         feed = (*sequence.tokens[held:], *drafts)
         first_row = position - held
@@ -71,9 +73,7 @@ class SpeculativeStepper:
         if drafts:
             self._policy.observe(proposal.proposer, len(drafts), verdict.accepted)
         if run.trace is not None:
-            run.trace.steps.append(
-                DecodeRecord(held, feed, self._rollback.held - held, first_row, kept)
-            )
+            run.trace.steps.append(DecodeRecord(held, feed, position + kept, first_row, kept))
         return StepResult(
             tokens=verdict.tokens,
             drafted=len(drafts),
@@ -84,8 +84,16 @@ class SpeculativeStepper:
             reason=verdict.reason,
         )
 
+    def _replay(self, position: int) -> None:
+        """Decode confirmed tokens that piled up since the last checkpoint, without drafts."""
+        run, held = self._run, self._rollback.held
+        tokens = tuple(run.sequence.tokens[held:position])
+        run.target.decode(tokens, held, "none")
+        self._rollback.start(position)
+        if run.trace is not None:
+            run.trace.steps.append(DecodeRecord(held, tokens, position, len(tokens), 0))
+
     def undo(self) -> None:
         length = self._run.sequence.anchor_position
-        self._run.target.trim(length)
-        self._rollback.start(length)
+        self._rollback.undo(length)
         self._proposer.truncate(length + 1)

@@ -24,6 +24,10 @@ class Target(Protocol):
     def n_batch(self) -> int:
         """Most tokens of one decode."""
 
+    @property
+    def max_rows(self) -> int:
+        """Most tokens of one decode with logits for every row."""
+
     def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
         """Decode `tokens` at `position`, `position + 1`, ...; it must be the memory's end."""
 
@@ -36,8 +40,17 @@ class Target(Protocol):
     def features(self, first: int, count: int) -> Features:
         """Copy of the tapped rows first ... first + count - 1 of the last decode."""
 
-    def trim(self, length: int) -> None:
-        """Forget positions from `length` on."""
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def trim(self, length: int) -> bool:
+        """Forget positions from `length` on; False where recurrent state forbids it."""
 
     def length(self) -> int:
         """Positions held."""
+
+    def checkpoint(self) -> None:
+        """Remember this point for `restore`, replacing the one before."""
+
+    def restore(self) -> int:
+        """Return to the checkpoint; the length there."""

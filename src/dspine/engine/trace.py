@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class DecodeRecord:
-    """One verify: `tokens` decoded at `position`, of which the memory kept the first `kept`.
+    """One decode: `tokens` at `position`; afterwards the first `keep` positions are confirmed.
 
     `first_row` is the row of the anchor (rows before it repeat confirmed tokens), `emitted` how
-    many tokens the step gave.
+    many tokens the step gave: those after rows first_row ... first_row + emitted - 1.
     """
 
     position: int
     tokens: tuple[int, ...]
-    kept: int
+    keep: int
     first_row: int
     emitted: int
 
