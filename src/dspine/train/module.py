@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ LayerKV = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """One sequence of a step: rows [start, end) of the context, blocks [first, last) of the step."""
+    """One sequence of a step: context rows [start, end), blocks [first, last)."""
 
     start: int
     end: int
@@ -58,7 +59,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin (..., head_dim) for half-split rotary: pair d with d + head_dim / 2."""
+    """Tables cos and sin (..., head_dim) for half-split rotary: pair d with d + head_dim / 2."""
     half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     frequency = theta ** -(half / head_dim)
     angle = positions.to(torch.float32)[..., None] * frequency
@@ -133,7 +134,7 @@ class Attention(nn.Module):
         sin: Tensor,
         first_slot: int,
     ) -> Tensor:
-        """x (A, B, H) -> (A, B - first_slot, H); queries before `first_slot` are not needed."""
+        """From x (A, B, H) to (A, B - first_slot, H); slots before `first_slot` ask nothing."""
         blocks, width, _ = x.shape
         groups, heads, d = self.kv_heads, self.heads // self.kv_heads, self.head_dim
         rows = width - first_slot
@@ -157,13 +158,12 @@ class Attention(nn.Module):
             far = (queries @ keys.transpose(-1, -2)).view(groups, a, rows * heads, n) + seen
             near = own[view.first : view.last].transpose(0, 1)
             weight = torch.softmax(torch.cat([far, near], dim=-1), dim=-1)
-            out = (weight[..., :n].reshape(groups, -1, n) @ values).view(
-                groups, a, rows * heads, d
-            )
+            out = (weight[..., :n].reshape(groups, -1, n) @ values).view(groups, a, rows * heads, d)
             out = out + weight[..., n:] @ v[view.first : view.last].transpose(0, 1)
             mixed.append(out)
         y = torch.cat(mixed, dim=1).view(groups, blocks, rows, heads, d)
-        return self.o_proj(y.permute(1, 2, 0, 3, 4).reshape(blocks, rows, -1))
+        result: Tensor = self.o_proj(y.permute(1, 2, 0, 3, 4).reshape(blocks, rows, -1))
+        return result
 
 
 class Mlp(nn.Module):
@@ -226,21 +226,29 @@ class Injection(nn.Module):
         self.receiver_gate = nn.Linear(rank, size, bias=False)
         self.predecessor_gate = nn.Linear(rank, size, bias=False)
         self.bias = nn.Parameter(torch.zeros(size))
-        for write in self.writes:
-            nn.init.zeros_(write.weight)
+        for layer in range(config.num_layers):
+            nn.init.zeros_(self._write(layer).weight)
         nn.init.zeros_(self.predecessor_gate.weight)
+
+    def readout(self, layer: int) -> nn.Linear:
+        """R_l."""
+        return cast(nn.Linear, self.readouts[layer])
+
+    def _write(self, layer: int) -> nn.Linear:
+        return cast(nn.Linear, self.writes[layer])
 
     def feature(self, layer: int, h: Tensor) -> Tensor:
         """f_l(h) = sqrt(r) * normalize(R_l h), normalised in fp32: (..., H) -> (..., r)."""
-        return self.rank**0.5 * F.normalize(self.readouts[layer](h).float(), dim=-1).to(h.dtype)
+        read: Tensor = self.readout(layer)(h)
+        return float(self.rank**0.5) * F.normalize(read.float(), dim=-1).to(h.dtype)
 
     def write(self, layer: int, h: Tensor, receiver: Tensor, predecessor: Tensor) -> Tensor:
-        """h + (|h| / sqrt(H)) * Wr_l (g * (M pred)), g = sigmoid(U recv + P pred + b)."""
+        """Returns h + (|h| / sqrt(H)) * Wr_l (g * (M pred)), g = sigmoid(U recv + P pred + b)."""
         gate = torch.sigmoid(
             self.receiver_gate(receiver) + self.predecessor_gate(predecessor) + self.bias
         )
         scale = torch.linalg.vector_norm(h.float(), dim=-1, keepdim=True) / h.shape[-1] ** 0.5
-        out: Tensor = h + scale.to(h.dtype) * self.writes[layer](gate * self.message(predecessor))
+        out: Tensor = h + scale.to(h.dtype) * self._write(layer)(gate * self.message(predecessor))
         return out
 
 
@@ -259,22 +267,25 @@ class DSpineModule(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
         self.injection = Injection(config)
-        self.register_buffer(
-            "transfer_codes", torch.zeros(config.vocab_size, config.transfer_rank)
-        )
+        self.register_buffer("transfer_codes", torch.zeros(config.vocab_size, config.transfer_rank))
         self.register_buffer("transfer_ready", torch.tensor(False))
         # Training only: features are multiplied by it before fc; exporting folds it into fc.
         self.register_buffer("feature_scale", torch.ones(config.feature_size), persistent=False)
 
     def code(self, tokens: Tensor) -> Tensor:
         """sqrt(r) * C[token]: (...,) -> (..., r), the predecessor a known token makes."""
-        return self.config.transfer_rank**0.5 * F.embedding(tokens, self.transfer_codes)
+        return float(self.config.transfer_rank**0.5) * F.embedding(tokens, self.transfer_codes)
+
+    def layer(self, index: int) -> Layer:
+        """One transformer layer."""
+        return cast(Layer, self.layers[index])
 
     def context(self, features: Tensor, positions: Tensor) -> list[LayerKV]:
         """Context K/V of every layer from features (N, T * H) at absolute positions (N,)."""
         state = self.hidden_norm(self.fc(features * self.feature_scale))
         cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
-        return [layer.self_attn.context_kv(state, cos, sin) for layer in self.layers]
+        every = (self.layer(i) for i in range(self.config.num_layers))
+        return [layer.self_attn.context_kv(state, cos, sin) for layer in every]
 
     def forward(
         self,
@@ -308,11 +319,11 @@ class DSpineModule(nn.Module):
         h = block
         states: list[Tensor] = []
         last = self.config.num_layers - 1
-        for i, layer in enumerate(self.layers):
+        for i in range(self.config.num_layers):
             # Slot 0 of the last layer feeds nothing: only its keys and values are needed.
             first_slot = 1 if i == last else 0
             window = self.config.windows[i]
-            h = layer(h, context[i], views, biases[window], cos, sin, first_slot)
+            h = self.layer(i)(h, context[i], views, biases[window], cos, sin, first_slot)
             slots = h if i == last else h[:, 1:]
             feature = self.injection.feature(i, slots)
             predecessor = torch.cat([anchor_codes[:, None], feature[:, :-1]], dim=1)
@@ -367,6 +378,13 @@ class DSpineModule(nn.Module):
         return z @ F.embedding(rows, head).transpose(-1, -2)
 
 
+def block_embedding(embedding: Tensor, anchors: Tensor, mask_token: int, width: int) -> Tensor:
+    """Block input (A, B, H): the anchor's row of `embedding` (V, H), then the mask token's."""
+    block = embedding[mask_token].repeat(len(anchors), width, 1)
+    block[:, 0] = F.embedding(anchors, embedding)
+    return block
+
+
 def walk_chain(table: Tensor) -> Tensor:
     """Greedy walk of S (A, slots, K, K): index of the chosen candidate per slot, (A, slots)."""
     row = torch.zeros(table.shape[0], dtype=torch.long, device=table.device)
@@ -389,14 +407,12 @@ def draft_chain(
     output: BlockOutput,
     anchors: Tensor,
     head: Tensor,
-    draft_vocab: Tensor | None = None,
+    rows: Tensor,
+    tokens: Tensor,
 ) -> Tensor:
-    """Chain of target ids (A, B - 1): candidates, transition table, greedy walk.
+    """Chain of target ids (A, B - 1) from the candidates: transition table and greedy walk.
 
-    head (D, H) holds the rows a draft may use; draft_vocab (D,) their target ids (None: all).
+    rows (A, B - 1, K) are the candidates' rows of head (D, H), tokens their target ids.
     """
-    _, rows = top_candidates(output.hidden, head, module.config.top_k)
-    tokens = rows if draft_vocab is None else draft_vocab[rows]
-    table = module.transition_table(output, anchors, tokens, rows, head)
-    chosen = walk_chain(table)
+    chosen = walk_chain(module.transition_table(output, anchors, tokens, rows, head))
     return tokens.gather(-1, chosen[..., None])[..., 0]

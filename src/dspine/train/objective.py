@@ -265,9 +265,7 @@ def step_losses(
     code = F.embedding(labels, module.transfer_codes)
     distance = torch.zeros_like(weight)
     for layer, state in enumerate(output.states):
-        distance = distance + alignment_distance(
-            module.injection.feature(layer, pick(state)), code
-        )
+        distance = distance + alignment_distance(module.injection.feature(layer, pick(state)), code)
     ce_mean = (weight * ce).sum() / scale
     alignment = (weight * distance).sum()
     total = backbone + weights.refinement * (weight * refined).sum()

@@ -29,7 +29,7 @@ def transfer_codes(head: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     rows = torch.nn.functional.normalize(head.float(), dim=-1)
     mean = rows.mean(dim=0)
     scatter = torch.zeros(hidden, hidden)
-    for chunk in rows.split(_CHUNK):
+    for chunk in torch.split(rows, _CHUNK):
         centred = chunk - mean
         scatter += centred.T @ centred
     scatter /= vocab
@@ -44,7 +44,9 @@ def transfer_codes(head: Tensor, rank: int) -> tuple[Tensor, Tensor]:
             f"choose a transfer_rank of at most {usable}"
         )
     vectors = _fixed_signs(vectors)
-    codes = torch.cat([(chunk - mean) @ vectors / values.sqrt() for chunk in rows.split(_CHUNK)])
+    codes = torch.cat(
+        [(chunk - mean) @ vectors / values.sqrt() for chunk in torch.split(rows, _CHUNK)]
+    )
     return torch.nn.functional.normalize(codes, dim=-1), vectors.T.contiguous()
 
 

@@ -1,0 +1,160 @@
+"""A run's checkpoints: complete folders under final names, the last two and the best kept.
+
+Each holds the drafter in SpecForge's layout and beside it `trainer.pt`, what resuming needs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dspine.errors import FileError, TrainingError
+from dspine.files.atomic import reason
+from dspine.files.checkpoint import write_checkpoint
+from dspine.files.schema import Pair, TrainingRecord, tensor_specs
+from dspine.train.module import DSpineModule
+
+STATE = "trainer.pt"
+_NAME = re.compile(r"checkpoint-(\d{8})")
+_PARTIAL = ".partial"
+_BEST = "best.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The checkpoint with the greatest held-out acceptance length so far."""
+
+    name: str
+    acceptance_length: float
+
+
+def export_tensors(module: DSpineModule) -> dict[str, NDArray[np.float32]]:
+    """Every tensor of the schema by torch name; the features' scale is folded into fc."""
+    state = module.state_dict()
+    tensors = {}
+    for spec in tensor_specs(module.config):
+        value = state[spec.torch_name].detach().float()
+        if spec.torch_name == "fc.weight":
+            value = value * module.feature_scale[None]
+        tensors[spec.torch_name] = value.contiguous().numpy()
+    return tensors
+
+
+def save(
+    folder: Path,
+    step: int,
+    module: DSpineModule,
+    pair: Pair,
+    record: TrainingRecord,
+    draft_vocab: list[int] | None,
+    state: Mapping[str, object],
+) -> Path:
+    """Write `checkpoint-<step>` whole or not at all; raises TrainingError, the old ones stay."""
+    final = folder / f"checkpoint-{step:08d}"
+    partial = folder / f"{final.name}{_PARTIAL}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        write_checkpoint(partial, module.config, pair, record, export_tensors(module), draft_vocab)
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        with (partial / STATE).open("wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        _sync(folder)
+    except (OSError, FileError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise TrainingError(
+            f"checkpoint {final} could not be written ({why}): the checkpoints before it are "
+            f"complete, run the same command again once there is room"
+        ) from error
+    return final
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """The content of `trainer.pt`."""
+    try:
+        # Our own file of tensors, numbers and lists; weights_only refuses anything else.
+        state: dict[str, Any] = torch.load(checkpoint / STATE, weights_only=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise TrainingError(
+            f"{checkpoint / STATE} cannot be read ({error}): remove that checkpoint to continue "
+            f"from the one before"
+        ) from error
+    return state
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None:
+        raise TrainingError(f"{checkpoint} is not a checkpoint folder of a training run")
+    return int(match.group(1))
+
+
+def read_best(folder: Path) -> Best | None:
+    """The best checkpoint so far, or None when none was evaluated or it is gone."""
+    path = folder / _BEST
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        best = Best(str(data["checkpoint"]), float(data["acceptance_length"]))
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise TrainingError(f"{path} is damaged ({error}): remove it and continue") from error
+    return best if (folder / best.name).is_dir() else None
+
+
+def write_best(folder: Path, best: Best) -> None:
+    """Record the best checkpoint."""
+    text = json.dumps({"checkpoint": best.name, "acceptance_length": best.acceptance_length})
+    partial = folder / f"{_BEST}{_PARTIAL}"
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(folder / _BEST)
+    except OSError as error:
+        raise TrainingError(f"cannot write {folder / _BEST}: {reason(error)}") from error
+
+
+def prune(folder: Path, keep: int = 2) -> None:
+    """Remove all but the newest `keep` checkpoints and the best one, and partial leftovers."""
+    best = read_best(folder)
+    checkpoints = list_checkpoints(folder)
+    for old in checkpoints[:-keep]:
+        if best is None or old.name != best.name:
+            shutil.rmtree(old, ignore_errors=True)
+    for left in folder.glob(f"checkpoint-*{_PARTIAL}"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
