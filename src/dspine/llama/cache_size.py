@@ -52,6 +52,8 @@ def check_cache(
             f"a context of {n_ctx} tokens is above the {model.context_train} that this target "
             f"was trained for: choose at most {model.context_train}"
         )
+    if model.n_gpu_layers:
+        return  # the cache lies on the device; its own allocation fails with a reason
     needed = n_ctx * n_sequences * bytes_per_position(model, type_k, type_v)
     free = available_bytes()
     if free is not None and needed > free:

@@ -44,11 +44,14 @@ class Model:
     Closing while Contexts are open is allowed: the memory is freed with the last of them.
     """
 
-    def __init__(self, handle: _Handle, path: Path, use_extra_buffers: bool) -> None:
+    def __init__(
+        self, handle: _Handle, path: Path, n_gpu_layers: int, use_extra_buffers: bool
+    ) -> None:
         api, pointer = handle.native.api, handle.pointer
         self._handle = handle
         self._closer = weakref.finalize(self, handle.release)
         self.path = path
+        self.n_gpu_layers = n_gpu_layers
         self.use_extra_buffers = use_extra_buffers
         """Whether weights may be repacked for the CPU (also AMX)."""
         self.notice: str | None = None
@@ -89,7 +92,7 @@ class Model:
         handle = _Handle(native, pointer)
         try:
             _check_kind(native.api, pointer, path)
-            return cls(handle, path, use_extra_buffers)
+            return cls(handle, path, n_gpu_layers, use_extra_buffers)
         except BaseException:
             if handle._users:
                 handle.release()

@@ -64,7 +64,7 @@ class ProbeResult:
     def require_usable(self) -> None:
         """LibraryError when the model cannot be decoded with this library."""
         if not self.ok:
-            raise LibraryError(f"{self.reason}. Build the library again: {self.cure}")
+            raise LibraryError(f"{self.reason}: try another model, or build again: {self.cure}")
 
 
 def probe(
@@ -89,7 +89,8 @@ def probe(
     result = _run(model_path, library, command or child_command)
     if result is None:
         return ProbeResult(ok=True, use_extra_buffers=True)
-    _write(file, result)
+    if result.ok:  # a damaged file must not speak for every model of its kind
+        _write(file, result)
     return result
 
 
@@ -142,7 +143,7 @@ def _run(model_path: Path, library: Library, command: Command) -> ProbeResult | 
         use_extra_buffers=False,
         reason=(
             f"llama.cpp was ended by {second} while it decoded one token of {model_path}, with "
-            f"and without extra buffers"
+            f"and without extra buffers, so either this file is damaged or this build is broken"
         ),
         cure=CURE,
     )
@@ -212,11 +213,13 @@ def _read(file: Path) -> ProbeResult | None:
     """A kept result, or None when there is none or it is damaged."""
     try:
         found = json.loads(file.read_text())
-        result = ProbeResult(**found)
-    except (OSError, ValueError, TypeError):
+        usable, extra = found["ok"], found["use_extra_buffers"]
+        reason, cure = found["reason"], found["cure"]
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    whole = isinstance(result.ok, bool) and isinstance(result.use_extra_buffers, bool)
-    return result if whole else None
+    if not (isinstance(usable, bool) and isinstance(extra, bool)):
+        return None
+    return ProbeResult(usable, extra, str(reason), str(cure))
 
 
 def _write(file: Path, result: ProbeResult) -> None:
