@@ -1,0 +1,1 @@
+"""Drafters: the base contract and one folder per kind."""

@@ -1,0 +1,171 @@
+"""Context K/V: what the drafter remembers of the confirmed tokens of one sequence.
+
+Keys and values of a layer depend only on the target's features and the token's position, so
+they are computed once per confirmed token and kept. A sequence's cache has, per layer, rows
+for the current block, then the context rows (position p in row p modulo `capacity`), then one
+scratch row that takes the padding of a chunk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.drafters.base import Features
+from dspine.drafters.dspine.weights import DrafterWeights
+from dspine.errors import CapacityError, UsageError
+from dspine.files.schema import DrafterConfig
+from dspine.ggml import Backend, Graph, Tensor, WeightStore
+
+CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128, 256)
+"""Rows per context graph: exact for what a step adds, coarse for prompts."""
+_SLACK = 128
+"""Extra ring rows, so that a short rollback does not cost the whole window."""
+_ALIGN = 32
+"""Row counts are multiples of this, which suits the vector kernels."""
+
+
+def ring_capacity(config: DrafterConfig, n_ctx: int) -> int:
+    """Context rows a sequence needs: the largest window, or n_ctx when a layer sees everything."""
+    window = config.context_window
+    rows = n_ctx if window is None else min(n_ctx, window - 1 + _SLACK)
+    return -(-rows // _ALIGN) * _ALIGN
+
+
+class ContextCache:
+    """K/V of one sequence, and which position each row holds."""
+
+    def __init__(
+        self, backend: Backend, config: DrafterConfig, n_ctx: int, cache_type: str = "f32"
+    ) -> None:
+        self.config = config
+        self.block_rows = -(-config.block_size // _ALIGN) * _ALIGN
+        self.capacity = ring_capacity(config, n_ctx)
+        self.rows = self.block_rows + self.capacity + 1
+        self.start = 0
+        """First position that is present."""
+        self.length = 0
+        """Positions start ... length - 1 are present."""
+        self.row_position = np.full(self.capacity, -1, dtype=np.int64)
+        self.store = WeightStore(backend, capacity=2 * config.num_layers)
+        width = config.num_kv_heads
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for i in range(config.num_layers):
+            shape = (config.head_dim, self.rows, width)
+            self.keys.append(self.store.declare(f"k{i}", cache_type, shape))
+            # Values lie transposed: the product with the probabilities sums over rows.
+            shape = (self.rows, config.head_dim, width)
+            self.values.append(self.store.declare(f"v{i}", cache_type, shape))
+        self.store.allocate()
+        # Masked rows are multiplied by 0, which only helps when they hold numbers.
+        self.store.clear()
+
+    @property
+    def used_rows(self) -> int:
+        """Context rows up to the last one that was ever used since the cache was empty."""
+        return min(self.capacity, self.length)
+
+    def prepare(self, position: int, count: int) -> int:
+        """Make room for positions position ... position + count - 1, forgetting what they
+        replace. Returns the first of them that the ring will keep. UsageError or CapacityError
+        when they do not fit.
+        """
+        window = self.config.context_window
+        end = position + count
+        if position < 0:
+            raise UsageError(f"context position {position} is negative")
+        if window is None and position > self.length:
+            raise UsageError(
+                f"context rows start at position {position}, but only {self.length} are "
+                f"present and a full-attention layer sees all: add the rows between first"
+            )
+        if end > self.capacity and (window is None or self.capacity < window - 1):
+            raise CapacityError(
+                f"context position {end - 1} is outside of the drafter's {self.capacity} "
+                f"rows: raise n_ctx"
+            )
+        self.truncate(position)
+        first = max(position, end - self.capacity)
+        if first > self.length:
+            self.row_position.fill(-1)
+            self.start = self.length = first
+        return first
+
+    def hold(self, position: int, count: int) -> None:
+        """Rows of positions position ... position + count - 1 now have their K/V."""
+        positions = np.arange(position, position + count, dtype=np.int64)
+        self.row_position[positions % self.capacity] = positions
+        self.length = position + count
+        self.start = max(self.start, self.length - self.capacity)
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on, and everything when a block anchored there would
+        miss rows that the ring has already overwritten.
+        """
+        if length >= self.length:
+            return
+        if length <= self.start or self.start > self.config.first_visible(length):
+            self.start = self.length = 0
+            self.row_position.fill(-1)
+        else:
+            self.row_position[self.row_position >= length] = -1
+            self.length = length
+
+    def row_of(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Cache row of each position."""
+        return self.block_rows + positions % self.capacity
+
+    def close(self) -> None:
+        """Free the cache."""
+        self.store.close()
+
+
+class ContextGraph:
+    """Features of up to `size` tokens -> rows of one sequence's cache, in every layer."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: DrafterConfig,
+        weights: DrafterWeights,
+        cache: ContextCache,
+        size: int,
+    ) -> None:
+        self.size = size
+        self._cache = cache
+        c, eps = config, config.rms_norm_eps
+        keys = c.num_kv_heads * c.head_dim
+        self._channels = np.arange(keys, dtype=np.int64)[None, :] * cache.rows
+        self._staging = np.zeros((size, c.feature_size), dtype=np.float32)
+        g = self.graph = Graph(backend, max_nodes=32 + 24 * c.num_layers)
+        self._features = g.input("features", "f32", (c.feature_size, size))
+        self._positions = g.input("positions", "i32", (size,))
+        self._key_rows = g.input("key_rows", "i32", (size,))
+        self._value_rows = g.input("value_rows", "i32", (keys * size,))
+        fused = g.rms_norm(weights.fc @ self._features, eps) * weights.hidden_norm
+        for layer, cached_k, cached_v in zip(weights.layers, cache.keys, cache.values, strict=True):
+            kv = layer.qkv.product(g, fused, first=1)
+            k = g.view(kv, (c.head_dim, c.num_kv_heads, size), (c.head_dim * 4, kv.nb[1]))
+            k = g.rms_norm(k, eps) * g.rows(layer.qk_norm, c.num_heads, c.num_kv_heads)
+            k = g.rope_neox(k, self._positions, c.rope_theta)
+            g.expand(g.set_rows(cached_k, g.permute(k, 0, 2, 1, 3), self._key_rows))
+            v = g.reshape(g.cont(g.columns(kv, keys, keys)), 1, keys * size)
+            flat = g.reshape(cached_v, 1, keys * cache.rows)
+            g.expand(g.set_rows(flat, v, self._value_rows))
+        g.allocate()
+
+    def run(self, position: int, features: Features) -> None:
+        """Fill rows for `features` (at most `size`), whose first token is at `position`."""
+        cache, count = self._cache, len(features)
+        where = np.full(self.size, cache.rows - 1, dtype=np.int64)
+        positions = np.arange(position, position + self.size, dtype=np.int64)
+        where[:count] = cache.row_of(positions[:count])
+        self._staging[:count] = features
+        g = self.graph
+        g.set(self._features, self._staging)
+        g.set(self._positions, positions.astype(np.int32))
+        g.set(self._key_rows, where.astype(np.int32))
+        g.set(self._value_rows, (where[:, None] + self._channels).astype(np.int32))
+        g.compute()
+        cache.hold(position, count)

@@ -1,0 +1,270 @@
+"""The DSpine drafter: context K/V per sequence, cached graphs, and the base drafter contract."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.drafters.base import Draft, Features
+from dspine.drafters.dspine.block import BlockGraph, DraftTrace
+from dspine.drafters.dspine.context import CHUNKS, ContextCache, ContextGraph
+from dspine.drafters.dspine.target import host_tensor, target_tensors
+from dspine.drafters.dspine.weights import build_weights
+from dspine.errors import ClosedError, UsageError
+from dspine.files.drafter_file import read_drafter
+from dspine.files.schema import DrafterConfig
+from dspine.ggml import Backend, Device, HostTensor, Tensor
+from dspine.llama.model import Model
+
+_MAX_BLOCK_GRAPHS = 64
+"""Block graphs kept; the one unused for longest goes first."""
+
+
+class DSpineDrafter:
+    """One drafter for every sequence. See dspine.drafters.base.Drafter for the contract.
+
+    `covered(seq)` falls to 0 when `truncate` goes back further than the ring can serve: the
+    caller then adds the rows from `first_visible(anchor)` on again. A cache is made at the
+    first use of a sequence number and kept until `close` or `forget`.
+    """
+
+    name = "dspine"
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        tensors: Mapping[str, npt.NDArray[Any] | HostTensor],
+        *,
+        embedding: Tensor | HostTensor,
+        head: Tensor | HostTensor,
+        n_ctx: int,
+        n_threads: int = 1,
+        device: Device | None = None,
+        draft_vocab: npt.NDArray[np.int32] | None = None,
+        cache_type: str = "f32",
+    ) -> None:
+        if n_ctx < 1:
+            raise UsageError(f"n_ctx is {n_ctx}: at least 1 is needed")
+        if cache_type not in ("f32", "f16"):
+            raise UsageError(f"cache_type is {cache_type!r}: the drafter keeps f32 or f16")
+        self.config = config
+        self.block_size = config.block_size
+        self.taps = config.taps
+        self.n_ctx = n_ctx
+        self._cache_type = cache_type
+        self._closed = False
+        self._caches: dict[int, ContextCache] = {}
+        self._context_graphs: dict[tuple[int, int], ContextGraph] = {}
+        self._block_graphs: OrderedDict[tuple[int, int, int], BlockGraph] = OrderedDict()
+        self._backend = Backend(device, n_threads)
+        try:
+            self._weights = build_weights(
+                self._backend, config, tensors, embedding, head, draft_vocab
+            )
+        except BaseException:
+            self._backend.close()
+            raise
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        target: Model,
+        *,
+        n_ctx: int,
+        n_threads: int = 1,
+        device: Device | None = None,
+        cache_type: str = "f32",
+    ) -> DSpineDrafter:
+        """Open a drafter file for a loaded target, whose embedding and head it shares.
+
+        Raises FileError for a damaged file or one of another shape, CapacityError when memory is
+        short. That the two belong together is checked by dspine.files.pairing, not here.
+        """
+        file = read_drafter(path)
+        embedding, head = target_tensors(target)
+        return cls(
+            file.config,
+            {name: host_tensor(tensor) for name, tensor in file.tensors.items()},
+            embedding=embedding,
+            head=head,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            device=device,
+            draft_vocab=file.draft_vocab,
+            cache_type=cache_type,
+        )
+
+    # -- the base contract ---------------------------------------------------------------------
+
+    def first_visible(self, anchor_position: int) -> int:
+        """First context position that a block anchored at `anchor_position` can see."""
+        return self.config.first_visible(anchor_position)
+
+    def covered(self, seq: int) -> int:
+        """Context positions up to here are present as far as a block can see them."""
+        self._check_open()
+        cache = self._caches.get(seq)
+        return 0 if cache is None else cache.length
+
+    def add_context(self, seq: int, position: int, features: Features) -> None:
+        """Turn confirmed rows at `position`, `position + 1`, ... into context K/V.
+
+        Rows from `position` on that were present are replaced. With full attention a gap raises
+        UsageError here; with windows the rows after a gap are taken as a new beginning, and
+        `draft` raises if a block would see into the gap.
+        """
+        self._check_open()
+        if features.ndim != 2 or features.shape[1] != self.config.feature_size:
+            raise UsageError(
+                f"features have shape {features.shape}, the drafter needs rows of "
+                f"{self.config.feature_size} ({len(self.taps)} taps of "
+                f"{self.config.target_hidden_size})"
+            )
+        if not np.isfinite(features).all():
+            raise UsageError("features contain values that are not numbers")
+        if not len(features):
+            return
+        cache = self._cache(seq)
+        first = cache.prepare(position, len(features))
+        end = position + len(features)
+        while first < end:
+            size = _chunk(end - first)
+            count = min(size, end - first)
+            rows = features[first - position : first - position + count]
+            self._context_graph(seq, size).run(first, rows)
+            first += count
+
+    def draft(self, seq: int, anchor: int, width: int) -> Draft:
+        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`."""
+        return self._block_graph(seq, anchor, width).draft(anchor)
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Forget context positions from `length` on; see the class about `covered` after it."""
+        self._check_open()
+        if length < 0:
+            raise UsageError(f"length is {length}: it cannot be negative")
+        if seq in self._caches:
+            self._caches[seq].truncate(length)
+
+    def close(self) -> None:
+        """Free graphs, caches, weights and backend; later calls raise ClosedError."""
+        if self._closed:
+            return
+        self._closed = True
+        for block in self._block_graphs.values():
+            block.graph.close()
+        for context in self._context_graphs.values():
+            context.graph.close()
+        for cache in self._caches.values():
+            cache.close()
+        self._weights.store.close()
+        self._backend.close()
+
+    # -- beyond the contract -------------------------------------------------------------------
+
+    def draft_trace(self, seq: int, anchor: int, width: int) -> DraftTrace:
+        """A draft with hidden states and tables, for comparison with other implementations."""
+        return self._block_graph(seq, anchor, width).trace(anchor)
+
+    def set_threads(self, n_threads: int) -> None:
+        """CPU threads of the next calls."""
+        self._check_open()
+        self._backend.set_threads(n_threads)
+
+    def forget(self, seq: int) -> None:
+        """Free a sequence's cache and graphs."""
+        self._check_open()
+        for key in [k for k in self._block_graphs if k[0] == seq]:
+            self._block_graphs.pop(key).graph.close()
+        for context_key in [k for k in self._context_graphs if k[0] == seq]:
+            self._context_graphs.pop(context_key).graph.close()
+        cache = self._caches.pop(seq, None)
+        if cache is not None:
+            cache.close()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the drafter's own weights (the target's tensors not counted)."""
+        self._check_open()
+        return self._weights.store.byte_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the drafter was used after it was closed")
+
+    def _cache(self, seq: int) -> ContextCache:
+        cache = self._caches.get(seq)
+        if cache is None:
+            if seq < 0:
+                raise UsageError(f"sequence {seq} is negative")
+            cache = ContextCache(self._backend, self.config, self.n_ctx, self._cache_type)
+            self._caches[seq] = cache
+        return cache
+
+    def _context_graph(self, seq: int, size: int) -> ContextGraph:
+        key = (seq, size)
+        graph = self._context_graphs.get(key)
+        if graph is None:
+            graph = ContextGraph(self._backend, self.config, self._weights, self._cache(seq), size)
+            self._context_graphs[key] = graph
+        return graph
+
+    def _block_graph(self, seq: int, anchor: int, width: int) -> BlockGraph:
+        self._check_open()
+        if not 2 <= width <= self.block_size:
+            raise UsageError(f"width is {width}: this drafter drafts 2 to {self.block_size}")
+        if not 0 <= anchor < self.config.vocab_size:
+            raise UsageError(
+                f"anchor {anchor} is outside of the vocabulary of {self.config.vocab_size}"
+            )
+        cache = self._cache(seq)
+        needed = self.config.first_visible(cache.length)
+        if cache.start > needed:
+            raise UsageError(
+                f"a block at position {cache.length} sees context from {needed} on, but rows "
+                f"before {cache.start} were never added"
+            )
+        rows = _padded(cache.used_rows, cache.capacity)
+        key = (seq, width, rows)
+        graph = self._block_graphs.get(key)
+        if graph is None:
+            graph = BlockGraph(self._backend, self.config, self._weights, cache, width, rows)
+            self._block_graphs[key] = graph
+            if len(self._block_graphs) > _MAX_BLOCK_GRAPHS:
+                self._block_graphs.popitem(last=False)[1].graph.close()
+        else:
+            self._block_graphs.move_to_end(key)
+        return graph
+
+
+def _chunk(count: int) -> int:
+    """Graph size for the next of `count` rows: the smallest that holds them, or the largest."""
+    return next((size for size in CHUNKS if size >= count), CHUNKS[-1])
+
+
+def _padded(rows: int, capacity: int) -> int:
+    """Context rows a graph covers: `rows` rounded up in steps of an eighth of its power of two,
+    so that a growing context meets few graphs and wastes little.
+    """
+    if rows == 0:
+        return 0
+    step = max(128, (1 << (rows - 1).bit_length()) // 8)
+    return min(-(-rows // step) * step, capacity)

@@ -1,0 +1,210 @@
+"""A ggml graph: built once, allocated once, computed many times with changed inputs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.errors import CapacityError, ClosedError, LibraryError, UsageError
+from dspine.ggml.device import Backend
+from dspine.ggml.library import InitParams, functions
+from dspine.ggml.operations import Operations
+from dspine.ggml.tensor import Owner, Tensor
+from dspine.ggml.types import type_by_name
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+}
+
+
+class Graph(Operations):
+    """Build with the operations, mark results with `output`, then `allocate`, `set`, `compute`,
+    `get`. Shapes of numpy arrays are the reverse of `ne`.
+    """
+
+    def __init__(self, backend: Backend, max_nodes: int = 512) -> None:
+        lib = functions()
+        self.backend = backend
+        size = max_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(
+            max_nodes, False
+        )
+        context = lib.ggml_init(InitParams(size, None, True))
+        if not context:
+            raise CapacityError(f"{size} bytes for a graph of {max_nodes} nodes are not available")
+        self._context_pointer = context
+        self._room = max_nodes
+        self._owners: dict[int, Owner] = {}
+        self._inputs: list[Tensor] = []
+        self._free_context = weakref.finalize(self, lib.ggml_free, context)
+        self._graph: int = lib.ggml_new_graph_custom(context, max_nodes, False)
+        allocator = lib.ggml_gallocr_new(backend.buffer_type)
+        self._allocator: int = allocator
+        self._free_allocator = weakref.finalize(self, lib.ggml_gallocr_free, allocator)
+        self._compute = lib.ggml_backend_graph_compute
+        self._tensor_set = lib.ggml_backend_tensor_set
+        self._tensor_get = lib.ggml_backend_tensor_get
+        self._allocated = False
+
+    @property
+    def closed(self) -> bool:
+        """True after close()."""
+        return not self._free_context.alive
+
+    @property
+    def num_nodes(self) -> int:
+        """Operations the graph computes."""
+        self._check_open()
+        count: int = functions().ggml_graph_n_nodes(self._graph)
+        return count
+
+    @property
+    def buffer_size(self) -> int:
+        """Bytes of intermediate results, 0 before allocate()."""
+        self._check_open()
+        size: int = functions().ggml_gallocr_get_buffer_size(self._allocator, 0)
+        return size
+
+    def input(self, name: str, type_name: str, ne: Sequence[int]) -> Tensor:
+        """A tensor to be filled with `set` before each compute."""
+        self._check_building()
+        if not 1 <= len(ne) <= 4 or any(n < 1 for n in ne):
+            raise UsageError(f"input {name!r} has shape {tuple(ne)}: it must be positive")
+        kind = type_by_name(type_name)
+        kind.row_bytes(ne[0])
+        lib = functions()
+        dims = np.array(ne, dtype=np.int64)
+        pointer = lib.ggml_new_tensor(self._open_context(), kind.number, len(ne), dims.ctypes.data)
+        lib.ggml_set_name(pointer, name.encode()[:63])
+        lib.ggml_set_input(pointer)
+        tensor = Tensor.wrap(pointer, self, self)
+        self._inputs.append(tensor)
+        return tensor
+
+    def output(self, tensor: Tensor, name: str) -> Tensor:
+        """Keep the result of `tensor` for `get`, under `name`."""
+        self._check_building()
+        if tensor.owner is not self:
+            raise UsageError(f"output {name!r} is not a node of this graph")
+        lib = functions()
+        lib.ggml_set_name(tensor.pointer, name.encode()[:63])
+        lib.ggml_set_output(tensor.pointer)
+        return self.expand(Tensor.wrap(tensor.pointer, self, self))
+
+    def expand(self, tensor: Tensor) -> Tensor:
+        """Add everything that `tensor` depends on. Nodes run in the order they were expanded, so
+        a write into a cache must be expanded before what reads the cache is.
+        """
+        self._check_building()
+        functions().ggml_build_forward_expand(self._graph, tensor.pointer)
+        return tensor
+
+    def allocate(self) -> None:
+        """Reserve memory for inputs and results; raises LibraryError for operations the device
+        cannot run, CapacityError when memory is short.
+        """
+        self._check_building()
+        lib = functions()
+        self._check_supported()
+        for tensor in self._inputs:
+            # Inputs nobody uses would stay without memory and make `set` fail.
+            lib.ggml_build_forward_expand(self._graph, tensor.pointer)
+        if not lib.ggml_gallocr_alloc_graph(self._allocator, self._graph):
+            raise CapacityError(f"the graph does not fit on {self.backend.device.name}")
+        self._allocated = True
+
+    def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
+        """Fill an input with an array of its type and size. Every input must be set before each
+        compute: its memory may hold other results once it has been read.
+        """
+        self._check_ready(tensor)
+        if (
+            values.dtype != _DTYPES.get(tensor.type.name)
+            or values.size != tensor.size
+            or not values.flags.c_contiguous
+        ):
+            raise UsageError(
+                f"input {tensor.name!r} takes {tensor.size} contiguous {tensor.type.name} values, "
+                f"not {values.dtype} of shape {values.shape}"
+            )
+        self._tensor_set(tensor.pointer, values.ctypes.data, 0, values.nbytes)
+
+    def compute(self) -> None:
+        """Run the graph; ClosedError when weights it reads are gone."""
+        if not self._allocated:
+            raise UsageError("the graph was computed before allocate()")
+        self._check_open()
+        for owner in self._owners.values():
+            if owner.closed:
+                raise ClosedError("a graph was computed after the weights it reads were closed")
+        status = self._compute(self.backend.handle, self._graph)
+        if status != 0:
+            raise LibraryError(f"ggml could not compute the graph (status {status})")
+
+    def get(self, tensor: Tensor) -> npt.NDArray[Any]:
+        """Copy of a result as an array of shape reversed(ne), trailing ones dropped."""
+        self._check_ready(tensor)
+        dtype = _DTYPES.get(tensor.type.name)
+        if dtype is None or not tensor.is_contiguous:
+            raise UsageError(f"{tensor.name!r} ({tensor.type.name} {tensor.ne}) cannot be read")
+        shape = list(tensor.ne)
+        while len(shape) > 1 and shape[-1] == 1:
+            shape.pop()
+        out = np.empty(shape[::-1], dtype=dtype)
+        self._tensor_get(tensor.pointer, out.ctypes.data, 0, out.nbytes)
+        return out
+
+    def close(self) -> None:
+        """Free the graph's own memory (weights stay)."""
+        self._free_allocator()
+        self._free_context()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _adopt(self, pointer: int | None, sources: Sequence[Tensor]) -> Tensor:
+        for source in sources:
+            if source.owner is not None and source.owner is not self:
+                self._owners[id(source.owner)] = source.owner
+        return Tensor.wrap(pointer, self, self)
+
+    def _check_open(self) -> None:
+        if not self._free_context.alive:
+            raise ClosedError("the graph was used after it was closed")
+
+    def _check_building(self) -> None:
+        self._check_open()
+        if self._allocated:
+            raise UsageError("the graph is already allocated: build a new one to change it")
+
+    def _check_ready(self, tensor: Tensor) -> None:
+        self._check_open()
+        if not self._allocated:
+            raise UsageError(f"{tensor.name!r} has no memory before allocate()")
+        if tensor.owner is not self:
+            raise UsageError(f"{tensor.name!r} is not a node of this graph")
+
+    def _check_supported(self) -> None:
+        lib = functions()
+        for i in range(lib.ggml_graph_n_nodes(self._graph)):
+            node = lib.ggml_graph_node(self._graph, i)
+            if not lib.ggml_backend_supports_op(self.backend.handle, node):
+                raise LibraryError(
+                    f"{self.backend.device.name} cannot run {lib.ggml_op_desc(node).decode()}: "
+                    f"choose another device for the drafter"
+                )
