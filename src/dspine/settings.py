@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dspine.setting import Setting
+from dspine.train_settings import CONVERT_SETTINGS, TRAIN_SETTINGS
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 EVERY_LOADING_COMMAND = ("run", "doctor")
+TRAIN_COMMANDS = ("train answers", "train features", "train fit", "train eval")
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -16,7 +18,7 @@ SETTINGS: tuple[Setting, ...] = (
         default_text="the default target",
         group="Model",
         help="Target: a GGUF file that llama.cpp runs.",
-        commands=EVERY_LOADING_COMMAND,
+        commands=(*EVERY_LOADING_COMMAND, "convert", *TRAIN_COMMANDS),
         placeholder="FILE",
     ),
     Setting(
@@ -82,7 +84,7 @@ SETTINGS: tuple[Setting, ...] = (
         default_text="one for each physical core",
         group="Speed",
         help="Processor threads; 0 is the default.",
-        commands=EVERY_LOADING_COMMAND,
+        commands=(*EVERY_LOADING_COMMAND, *TRAIN_COMMANDS),
         placeholder="N",
     ),
     Setting(
@@ -231,7 +233,7 @@ SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Output",
         help="Print one JSON document instead of text.",
-        commands=("run", "doctor", "inspect"),
+        commands=("run", "doctor", "inspect", "train eval"),
     ),
     Setting(
         name="library",
@@ -264,6 +266,8 @@ SETTINGS: tuple[Setting, ...] = (
         help="Do not test the library in a child process first.",
         commands=("run",),
     ),
+    *CONVERT_SETTINGS,
+    *TRAIN_SETTINGS,
 )
 
 

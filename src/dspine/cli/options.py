@@ -33,9 +33,18 @@ class Options:
         raise TypeError(f"{name} is not a whole number")
 
     def positive(self, name: str) -> int | None:
-        """A number whose 0 (or -1) stands for a default that the engine chooses."""
+        """A whole number whose 0 (or -1) stands for a default chosen elsewhere."""
         value = self.number(name)
         return value if value > 0 else None
+
+    def real(self, name: str) -> float:
+        value = self.values[name]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        raise TypeError(f"{name} is not a number")
+
+    def paths(self, name: str) -> tuple[Path, ...]:
+        return tuple(Path(text).expanduser() for text in self.texts(name))
 
     def text(self, name: str) -> str | None:
         value = self.values[name]
@@ -126,10 +135,11 @@ def settings_command(
             return function(Options(chosen), **values)
 
         return SettingsCommand(
-            name,
+            name.rpartition(" ")[2],
             callback=call,
             params=[*arguments, *(SettingOption(setting) for setting in settings)],
             help=function.__doc__,
+            short_help=(function.__doc__ or "").strip().partition("\n")[0],
         )
 
     return decorate

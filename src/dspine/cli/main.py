@@ -1,0 +1,73 @@
+"""The `dspine` program: its commands, and how every error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from dspine.cli import convert, inspect, train
+from dspine.errors import DspineError
+
+INTERRUPTED = 130
+TRAINING_MODULES = ("torch", "safetensors")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="dspine", message="dspine %(version)s")
+def cli() -> None:
+    """Make a local model answer faster without changing what it says."""
+
+
+for command in (inspect.command, convert.command, train.command):
+    cli.add_command(command)
+
+
+def main() -> None:
+    sys.exit(run_cli(sys.argv[1:]))
+
+
+def run_cli(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; errors are printed here and nowhere else."""
+    try:
+        code = cli.main(list(arguments), prog_name="dspine", standalone_mode=False)
+    except click.Abort:  # click makes this of Ctrl-C and has ended the line already
+        return INTERRUPTED
+    except click.ClickException as error:
+        return complain(usage_sentence(error), error.exit_code)
+    except DspineError as error:
+        return complain(str(error), error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last barrier before the user
+        if os.environ.get("DSPINE_DEBUG"):
+            traceback.print_exc()
+        return complain(explain(error), 1)
+    return code if isinstance(code, int) else 0
+
+
+def explain(error: Exception) -> str:
+    """One sentence for an error that nobody raised on purpose."""
+    if isinstance(error, ModuleNotFoundError) and error.name in TRAINING_MODULES:
+        return (
+            f"training needs {error.name}, which is not installed: run "
+            f"`pip install 'dspine[train]'`, in a clone `pip install -e '.[train]'`"
+        )
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return (
+        f"something went wrong inside dspine ({type(error).__name__}: {error}); "
+        f"run again with DSPINE_DEBUG=1 to see where"
+    )
+
+
+def complain(sentence: str, code: int) -> int:
+    click.echo(f"dspine: {' '.join(sentence.split())}", err=True)
+    return code
+
+
+def usage_sentence(error: click.ClickException) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; see `{context.command_path} --help`" if context else message

@@ -1,0 +1,79 @@
+"""`dspine train fit`: train a drafter on captured features, or continue a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import click
+
+from dspine.cli.options import Options, settings_command
+from dspine.default_pair import default_target
+from dspine.errors import UsageError
+
+INTERRUPTED = 130
+
+
+@settings_command("train fit")
+def command(options: Options) -> int:
+    """Train a drafter for the target on feature shards; the same command continues it."""
+    output = options.path("output")
+    if output is None:
+        raise UsageError("no output folder: name one with -o FOLDER")
+    from dspine.train.options import FitOptions, Geometry
+    from dspine.train.trainer import fit
+
+    result = fit(
+        FitOptions(
+            target=options.path("model") or default_target(),
+            shards=options.paths("shards"),
+            output=output,
+            steps=options.positive("steps"),
+            minutes=options.real("minutes") or None,
+            held_out=options.paths("held_out"),
+            geometry=Geometry(
+                num_layers=options.number("num_layers"),
+                block_size=options.number("block_size"),
+                transfer_rank=options.number("transfer_rank"),
+                message_size=options.number("message_size"),
+                top_k=options.number("top_k"),
+                window=options.positive("window"),
+                intermediate_size=options.positive("intermediate_size"),
+                mask_token_id=options.number("mask_token_id"),
+            ),
+            draft_vocab_size=options.positive("draft_vocab_size"),
+            vocabulary_answers=options.paths("answers"),
+            copy_layers=not options.switch("no_copy_layers"),
+            learning_rate=options.real("learning_rate"),
+            anchors_per_step=options.number("anchors_per_step"),
+            anchors_per_sequence=options.number("anchors_per_sequence"),
+            gamma=options.real("gamma"),
+            seed=options.number("seed"),
+            threads=options.positive("threads"),
+            checkpoint_minutes=options.real("checkpoint_minutes"),
+            evaluate_minutes=options.real("evaluate_minutes"),
+            evaluate_tokens=options.number("evaluate_tokens"),
+        ),
+        on_log=show,
+    )
+    sys.stdout.flush()
+    best = f"; best {result.best} at {result.acceptance_length:.3f}" if result.best else ""
+    click.echo(f"{result.checkpoint} after {result.steps} steps{best}")
+    if not result.finished:
+        click.echo("dspine: stopped; run the same command again to go on", err=True)
+    return 0 if result.finished else INTERRUPTED
+
+
+def show(entry: Mapping[str, object]) -> None:
+    """One line for each log entry: losses while training, acceptance when it was measured."""
+    evaluation = entry.get("evaluation")
+    if isinstance(evaluation, Mapping):
+        shown = [f"acceptance length {evaluation['acceptance_length']}"]
+        sources = evaluation.get("by_source", {})
+        if isinstance(sources, Mapping):
+            shown += [f"{name} {part['acceptance_length']}" for name, part in sources.items()]
+    else:
+        names = ("loss", "ce", "accuracy", "chain_accuracy", "lr", "anchors_per_second", "tokens")
+        shown = [f"{name} {entry[name]}" for name in names if name in entry]
+    step, elapsed = entry.get("step"), entry.get("elapsed")
+    click.echo(f"step {step} · {elapsed} s · " + " · ".join(shown))

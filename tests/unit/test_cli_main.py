@@ -1,0 +1,130 @@
+"""The `dspine` program as a whole: errors in one line, exit codes, quick start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from dspine.cli.main import cli, complain, run_cli
+from dspine.errors import DspineError, FileError, LibraryError, TrainingError
+
+
+@pytest.fixture
+def failing() -> Iterator[list[BaseException]]:
+    """Adds a command `fail` that raises what the test puts into the list."""
+    to_raise: list[BaseException] = []
+
+    @click.command("fail")
+    def fail() -> None:
+        raise to_raise[0]
+
+    cli.add_command(fail)
+    yield to_raise
+    del cli.commands["fail"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(FileError("a b"), 2), (LibraryError("a b"), 3), (TrainingError("a b"), 4)],
+)
+def test_an_error_made_for_users_is_its_own_line_and_code(
+    failing: list[BaseException],
+    capsys: pytest.CaptureFixture[str],
+    error: DspineError,
+    code: int,
+) -> None:
+    failing.append(error)
+    assert run_cli(["fail"]) == code
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "dspine: a b\n")
+
+
+def test_an_unforeseen_error_says_how_to_see_more(
+    failing: list[BaseException],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing.append(ValueError("odd\nvalue"))
+    assert run_cli(["fail"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("dspine: something went wrong inside dspine (ValueError: odd value)")
+    assert "DSPINE_DEBUG=1" in err
+    monkeypatch.setenv("DSPINE_DEBUG", "1")
+    assert run_cli(["fail"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ModuleNotFoundError("x", name="torch"), "training needs torch"),
+        (ModuleNotFoundError("No module named 'x'", name="x"), "something went wrong"),
+        (OSError(28, "No space left on device", "out.gguf"), "cannot use out.gguf: No space left"),
+    ],
+)
+def test_known_causes_get_a_sentence_of_their_own(
+    failing: list[BaseException],
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    told: str,
+) -> None:
+    failing.append(error)
+    assert run_cli(["fail"]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_control_c_ends_with_130_and_no_words(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(KeyboardInterrupt())
+    assert run_cli(["fail"]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_closed_pipe_is_quiet(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(BrokenPipeError(32, "Broken pipe"))
+    with pytest.raises(SystemExit) as caught:
+        run_cli(["fail"])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing"], "No such command 'nothing'; see `dspine --help`"),
+        (["inspect"], "Missing argument 'FILE'; see `dspine inspect --help`"),
+        (["inspect", "--loud", "x"], "No such option '--loud'; see `dspine inspect --help`"),
+    ],
+)
+def test_a_wrong_command_line_points_to_its_help(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(arguments) == 2
+    assert capsys.readouterr().err == f"dspine: {told}\n"
+
+
+def test_a_sentence_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complain("one\n  two", 7) == 7
+    assert capsys.readouterr().err == "dspine: one two\n"
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from dspine.cli.main import run_cli; run_cli(['--help']);"
+        "heavy = {'numpy', 'torch', 'llama_cpp', 'gguf', 'jinja2', 'rich'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[-2] == "[]"
+    for name in cli.commands:
+        assert f"\n  {name} " in done.stdout
