@@ -143,7 +143,7 @@ def test_the_cache_folder_follows_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv("DSPINE_CACHE", raising=False)
+    monkeypatch.delenv("DSPINE_CACHE_DIR", raising=False)
     assert cache_folder() == tmp_path / "xdg" / "dspine"
-    monkeypatch.setenv("DSPINE_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("DSPINE_CACHE_DIR", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"

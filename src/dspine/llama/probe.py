@@ -108,7 +108,7 @@ def child_command(model_path: Path, library: Library, extra_buffers: bool) -> li
 
 def cache_folder() -> Path:
     """Where small measured facts are kept between runs."""
-    chosen = os.environ.get("DSPINE_CACHE")
+    chosen = os.environ.get("DSPINE_CACHE_DIR")
     if chosen:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
