@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import FileError
-from dspine.files.gguf_file import MetadataValue
+from dspine.files.gguf_file import MetadataValue, printable
 from dspine.files.gguf_writer import WritableValue
 from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair, TrainingRecord
 
@@ -86,8 +86,8 @@ def from_metadata(
     causal = keys.booleans("attention.causal")
     windows = keys.counts("attention.sliding_window")
     pair = Pair(
-        name=keys.text("target.name"),
-        architecture=keys.text("target.architecture"),
+        name=printable(keys.text("target.name")),
+        architecture=printable(keys.text("target.architecture")),
         hidden_size=counts["target_hidden_size"],
         num_layers=keys.count("target.block_count"),
         vocab_size=keys.count("target.vocab_size"),

@@ -151,6 +151,11 @@ class GgufFile:
             yield self.tensor(name)
 
 
+def printable(text: str) -> str:
+    """A text from a file in one line without control characters, safe in messages."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
 def is_gguf(path: Path) -> bool:
     """Whether the file starts like a GGUF; False when it cannot be read."""
     try:
@@ -306,9 +311,12 @@ class _HeaderReader:
         if not 0 < len(raw) <= longest:
             raise self._damaged(f"a {what} is {len(raw)} bytes long, allowed are 1 to {longest}")
         try:
-            return raw.decode("utf-8")
+            name = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise self._damaged(f"a {what} is not valid UTF-8") from error
+        if not name.isprintable():
+            raise self._damaged(f"a {what} has control characters")
+        return name
 
     def _value(self, key: str, kind: int) -> MetadataValue:
         if kind == _STRING:

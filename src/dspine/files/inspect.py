@@ -16,7 +16,7 @@ from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
 from dspine.files.pairing import NOT_TARGETS, describe_target, metadata_text
 from dspine.files.safetensors_file import read_safetensors
-from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair, TrainingRecord
+from dspine.files.schema import ARCHITECTURE, DrafterConfig, TrainingRecord
 
 Facts = dict[str, object]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dspine.errors import FileError, PairError
-from dspine.files.gguf_file import GgufHeader, find_tensor, read_header
+from dspine.files.gguf_file import GgufHeader, find_tensor, printable, read_header
 from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair
 
 FINGERPRINT_TENSOR = "output_norm.weight"
@@ -33,7 +33,7 @@ def describe_target(path: Path) -> Pair:
     """
     header = read_header(path)
     architecture = header.architecture
-    if not architecture:
+    if not architecture or not architecture.isprintable():
         raise FileError(f"{path} does not name its architecture: it is not a language model")
     if architecture in NOT_TARGETS or metadata_text(header, "general.type") in (
         "adapter",
@@ -49,7 +49,7 @@ def describe_target(path: Path) -> Pair:
     if trunk < 1:
         raise FileError(f"{path} holds next-token (MTP) layers only: name the model's own file")
     return Pair(
-        name=metadata_text(header, "general.name") or path.stem,
+        name=printable(metadata_text(header, "general.name")) or path.stem,
         architecture=architecture,
         hidden_size=_count(header, f"{architecture}.embedding_length"),
         num_layers=trunk,
