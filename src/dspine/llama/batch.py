@@ -74,9 +74,9 @@ class Batch:
         """The token ids in row order."""
         return [int(token) for token in self._tokens[: self._size]]
 
-    def wants_logits(self, row: int) -> bool:
-        """Whether `row` exists and was added with logits."""
-        return 0 <= row < self._size and bool(self._wanted[row])
+    def wanted(self) -> bytes:
+        """One byte per row: 1 where logits are wanted; a copy."""
+        return self._wanted[: self._size].tobytes()
 
     def clear(self) -> None:
         """Remove all rows; the arrays stay."""

@@ -91,7 +91,7 @@ class Context:
         self._vocab_size = model.vocab_size
         self._hidden_size = model.hidden_size
         self._output_size = model.output_size
-        self._batch: Batch | None = None
+        self._wanted = b""  # one byte per row of the last decode, 1 where it has logits
         native_ctx = n_ctx if shared_cache else n_ctx * n_sequences
         rows = min(n_batch, native_ctx)
         if embeddings or max_outputs is None:
@@ -163,13 +163,12 @@ class Context:
         self._check(batch, size)
         if self._tap_reader is not None:
             self._tap_reader.begin()
-        self._batch = None
+        self._wanted = b""
         mark = capture.mark()
         code = self._native.decode(pointer, batch.native)
         if code:
             raise self._decode_error(code, size, mark)
-        self._batch = batch
-        self._rows = size
+        self._wanted = batch.wanted()
 
     def logits(self, row: int) -> Rows:
         """float32 view (vocab,) on the logits of batch row `row`, valid until the next decode."""
@@ -202,12 +201,10 @@ class Context:
         if not self.taps or self._tap_reader is None:
             raise UsageError("no layer is tapped: make the context with taps")
         self._pointer()
-        if self._batch is None:
-            raise UsageError("there are no features yet: decode a batch first")
-        if first < 0 or count < 0 or first + count > self._rows:
+        if first < 0 or count < 0 or first + count > len(self._wanted):
             raise UsageError(
-                f"rows {first} to {first + count - 1} were not decoded: the last batch had "
-                f"{self._rows} rows"
+                f"rows {first} to {first + count - 1} were not decoded: the last decode had "
+                f"{len(self._wanted)} rows"
             )
         width = self._hidden_size
         out = np.empty((count, len(self.taps) * width), dtype=np.float32)
@@ -228,7 +225,7 @@ class Context:
 
     def close(self) -> None:
         """Free the cache and all buffers; views on logits become invalid, later use raises."""
-        self._batch = None
+        self._wanted = b""
         self._closer()
 
     def __enter__(self) -> Self:
@@ -249,12 +246,11 @@ class Context:
         return self.memory.last_position(sequence)
 
     def _output_row(self, row: int) -> int:
-        batch = self._batch
-        if batch is None:
-            raise UsageError("there is no result yet: decode a batch first")
-        if not 0 <= row < self._rows:
-            raise UsageError(f"row {row} was not decoded: the last batch had {self._rows} rows")
-        if not (self.embeddings or batch.wants_logits(row)):
+        if not 0 <= row < len(self._wanted):
+            raise UsageError(
+                f"row {row} was not decoded: the last decode had {len(self._wanted)} rows"
+            )
+        if not (self.embeddings or self._wanted[row]):
             raise UsageError(f"row {row} was added without logits: add it with logits")
         return row
 
