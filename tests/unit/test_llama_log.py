@@ -4,44 +4,46 @@ from __future__ import annotations
 
 from dspine.llama.log import LogCapture
 
+DEBUG, INFO, WARNING, ERROR, CONTINUED = range(1, 6)
+
 
 def test_the_first_error_after_the_mark_is_quoted_without_function_names() -> None:
     log = LogCapture()
-    log.add(3, "old: an earlier failure\n")
+    log.add(ERROR, "old: an earlier failure\n")
     mark = log.mark()
-    log.add(1, "llama_model_loader: loaded meta data\n")
-    log.add(2, "load: a warning\n")
-    log.add(3, "llama_model_load: error loading model: missing tensor 'output.weight'\n")
-    log.add(3, "llama_model_load_from_file_impl: failed to load model\n")
+    log.add(INFO, "llama_model_loader: loaded meta data\n")
+    log.add(WARNING, "load: a warning\n")
+    log.add(ERROR, "llama_model_load: error loading model: missing tensor 'output.weight'\n")
+    log.add(ERROR, "llama_model_load_from_file_impl: failed to load model\n")
     assert log.reason(mark) == "error loading model: missing tensor 'output.weight'"
 
 
 def test_a_warning_is_quoted_when_there_is_no_error() -> None:
     log = LogCapture()
-    log.add(2, "decode: failed to find a memory slot for batch of size 9\n")
-    log.add(1, "later: information\n")
+    log.add(WARNING, "decode: failed to find a memory slot for batch of size 9\n")
+    log.add(INFO, "later: information\n")
     assert log.reason(0) == "failed to find a memory slot for batch of size 9"
 
 
 def test_without_any_line_the_reason_says_so() -> None:
     log = LogCapture()
-    log.add(3, "before\n")
+    log.add(ERROR, "before\n")
     assert log.reason(log.mark()) == "the library gave no reason"
 
 
 def test_a_continued_line_is_joined_and_debug_lines_are_not_shown() -> None:
     log = LogCapture()
-    log.add(1, "load_tensors: ")
-    log.add(5, "...")
-    log.add(5, " done\n")
-    log.add(4, "set_n_threads: call\n")
+    log.add(INFO, "load_tensors: ")
+    log.add(CONTINUED, "...")
+    log.add(CONTINUED, " done\n")
+    log.add(DEBUG, "set_n_threads: call\n")
     assert log.lines() == ["load_tensors: ... done"]
 
 
 def test_only_the_last_lines_are_kept() -> None:
     log = LogCapture()
     for number in range(500):
-        log.add(1, f"line {number}\n")
+        log.add(INFO, f"line {number}\n")
     lines = log.lines()
     assert len(lines) < 200
     assert lines[-1] == "line 499"
@@ -52,7 +54,7 @@ def test_lines_can_be_followed_live() -> None:
     log = LogCapture()
     seen: list[str] = []
     log.forward_to(seen.append)
-    log.add(1, "one\n")
+    log.add(INFO, "one\n")
     log.forward_to(None)
-    log.add(1, "two\n")
+    log.add(INFO, "two\n")
     assert seen == ["one\n"]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-_INFO, _WARNING, _ERROR, _DEBUG, _CONTINUED = 1, 2, 3, 4, 5
+_DEBUG, _INFO, _WARNING, _ERROR, _CONTINUED = 1, 2, 3, 4, 5  # enum ggml_log_level
 _KEPT_LINES = 80
 _QUOTE_LENGTH = 300
 

@@ -1,0 +1,441 @@
+"""What goes wrong becomes one sentence: nothing here may end the process or print."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+
+from dspine.errors import CapacityError, ClosedError, FileError, LibraryError, UsageError
+from dspine.llama import cache_size
+from dspine.llama import context as context_module
+from dspine.llama.batch import Batch
+from dspine.llama.context import Context
+from dspine.llama.library import find_library
+from dspine.llama.measure import measure_flash_attention, measure_rows
+from dspine.llama.model import Model, load_safely
+from dspine.llama.probe import model_kind
+from tests.support.tiny_models import tiny_llama, tiny_qwen35
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("errors") / "tiny.gguf", seed=5)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[Model]:
+    with Model.load(path) as model:
+        yield model
+
+
+@pytest.fixture
+def context(model: Model) -> Iterator[Context]:
+    with Context(
+        model, n_ctx=64, n_batch=16, n_threads=1, n_sequences=2, taps=(0,), max_outputs=4
+    ) as context:
+        yield context
+
+
+def batch_of(tokens: list[int], position: int = 0, sequence: int = 0) -> Batch:
+    batch = Batch(max(1, len(tokens)))
+    batch.add_tokens(tokens, position, sequence, logits="last")
+    return batch
+
+
+# Files
+
+
+@pytest.mark.parametrize("kept", [30, 2000, 9000, 400_000, -1])
+def test_a_truncated_file_is_refused_with_the_reason(path: Path, tmp_path: Path, kept: int) -> None:
+    damaged = tmp_path / "cut.gguf"
+    damaged.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(FileError, match=r"cut\.gguf cannot be loaded: .{10,}check that it is comp"):
+        Model.load(damaged)
+
+
+def test_a_file_with_missing_tensors_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "part.gguf", "llama")
+    reader = gguf.GGUFReader(tiny_llama(tmp_path / "whole.gguf"))
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            kind = field.types[0]
+            sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, sub_type=sub)
+    for tensor in reader.tensors:
+        if tensor.name != "blk.2.ffn_up.weight":
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(FileError, match=r"part\.gguf .*blk\.2\.ffn_up\.weight"):
+        Model.load(tmp_path / "part.gguf")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [("dspine", "is a drafter .*not a target"), ("nosuch", "unknown model architecture: 'nosuch'")],
+)
+def test_files_of_an_unknown_architecture_are_explained(
+    architecture: str, words: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.add_tensor("x", np.zeros(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(FileError, match=words):
+        Model.load(tmp_path / "m.gguf")
+
+
+# Contexts
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"n_ctx": 0}, UsageError, "n_ctx is 0"),
+        ({"n_batch": -1}, UsageError, "n_batch is -1"),
+        ({"n_threads": 0}, UsageError, "n_threads is 0"),
+        ({"n_sequences": 100_000}, UsageError, "serves at most"),
+        ({"n_ctx": 2049}, CapacityError, "2049 tokens is above the 2048 .* trained"),
+        ({"taps": (3,)}, UsageError, "output of layer 3 cannot be read: of the 4 layers"),
+        ({"taps": (3,), "taps_by_callback": True}, UsageError, "output of layer 3"),
+        ({"cache_type_k": "q9"}, UsageError, "cache_type_k is 'q9': choose one of f32, f16"),
+        ({"cache_type_v": "q8_0"}, UsageError, "q8_0 needs flash attention"),
+        ({"cache_type_k": "q8_0"}, UsageError, "blocks of 32 .* head size of 16"),
+    ],
+)
+def test_a_context_that_cannot_be_is_refused(
+    model: Model, options: dict[str, int], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Context(model, **{"n_ctx": 64, **options})  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_context_larger_than_memory_says_how_much_fits(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # one position: 4 layers x 2 kv heads x (16 + 16) values x 2 bytes = 512 bytes
+    assert cache_size.bytes_per_position(model, "f16", "f16") == 512
+    assert cache_size.bytes_per_position(model, "f32", "f16") == 768
+    monkeypatch.setattr(cache_size, "available_bytes", lambda: 512 * 4 * 500)
+    with pytest.raises(CapacityError, match=r"1000 tokens for 4 .*choose at most 500 tokens"):
+        Context(model, n_ctx=1000, n_sequences=4)
+    Context(model, n_ctx=500, n_sequences=4).close()
+
+
+def test_free_memory_is_known_here() -> None:
+    free = cache_size.available_bytes()
+    assert free is not None and free > 2**20
+
+
+def test_a_context_that_fails_half_way_frees_what_it_took(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+    release = context_module._release
+
+    def counting(*arguments: object) -> None:
+        released.append(arguments)
+        release(*arguments)  # type: ignore[arg-type]  # passed on unchanged
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("half way")
+
+    monkeypatch.setattr(context_module, "_release", counting)
+    monkeypatch.setattr(context_module, "State", fail)
+    with Model.load(path) as model, pytest.raises(RuntimeError, match="half way"):
+        Context(model, n_ctx=64)
+    assert len(released) == 1
+    assert model._handle._users == 0
+
+
+# Decoding
+
+
+def test_rows_that_do_not_fit_are_refused_and_change_nothing(context: Context) -> None:
+    context.decode(batch_of([5, 6, 7]))
+    refused: list[tuple[Batch, type[Exception], str]] = [
+        (Batch(4), UsageError, "the batch is empty"),
+        (batch_of([320], 3), UsageError, "token id 320 is outside the vocabulary of 320"),
+        (batch_of([5], 2), UsageError, "position 2 of sequence 0 does not follow 2"),
+        (batch_of([5], 4), UsageError, "position 4 of sequence 0 does not follow 2"),
+        (batch_of([5] * 17, 3), CapacityError, "17 rows, this context decodes at most 16"),
+        (batch_of([5] * 3, 62, 1), CapacityError, "position 64 .* beyond the context of 64"),
+    ]
+    with pytest.raises(UsageError, match="sequence 2 does not exist: the context has 2"):
+        context.decode(batch_of([5], 0, 2))
+    for batch, error, words in refused:
+        with pytest.raises(error, match=words):
+            context.decode(batch)
+    many = Batch(8)
+    many.add_tokens([1] * 5, 3)
+    with pytest.raises(CapacityError, match="5 rows want logits, this context has room for 4"):
+        context.decode(many)
+    assert [context.memory.last_position(s) for s in (0, 1)] == [2, -1]
+    context.decode(batch_of([5], 3))
+
+
+def test_a_batch_refuses_what_cannot_be_decoded() -> None:
+    batch = Batch(4)
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("token id -1 is negative", lambda: batch.add(-1, 0)),
+        ("token id -2 is negative", lambda: batch.add_tokens([3, -2], 0)),
+        ("position -1 is negative", lambda: batch.add(1, -1)),
+        ("sequence -1 is negative", lambda: batch.add(1, 0, (-1,))),
+        ("at least one sequence", lambda: batch.add(1, 0, ())),
+        ("logits is 'some'", lambda: batch.add_tokens([1], 0, 0, "some")),  # type: ignore[arg-type]  # wrong on purpose
+    ]
+    for words, call in refused:
+        with pytest.raises(UsageError, match=words):
+            call()
+    assert len(batch) == 0
+    batch.add_tokens([1, 2], 5)
+    with pytest.raises(UsageError, match="position 6 of sequence 0 does not follow 6"):
+        batch.add(3, 6)
+    with pytest.raises(UsageError, match="position 9 of sequence 0 does not follow 6"):
+        batch.add_tokens([3], 9)
+    with pytest.raises(CapacityError, match="5 rows do not fit into a batch of 4"):
+        batch.add_tokens([1, 2, 3], 7)
+    assert (batch.tokens, batch.outputs, batch.spans) == ([1, 2], 2, {0: (5, 7)})
+    assert batch.add(9, 0, (3,), logits=False) == 2
+    assert (batch.wanted(), batch.outputs, batch.highest_token) == (b"\x01\x01\x00", 2, 9)
+    batch.clear()
+    assert (len(batch), batch.outputs, batch.spans, batch.add_tokens([], 3)) == (0, 0, {}, 0)
+    with pytest.raises(UsageError, match="capacity is 0"):
+        Batch(0)
+
+
+def test_results_that_do_not_exist_are_refused(context: Context) -> None:
+    with pytest.raises(UsageError, match="row 0 was not decoded: the last decode had 0 rows"):
+        context.logits(0)
+    context.decode(batch_of([5, 6, 7]))
+    with pytest.raises(UsageError, match="row 3 was not decoded"):
+        context.argmax(3)
+    with pytest.raises(UsageError, match="row 1 was added without logits"):
+        context.logits(1)
+    with pytest.raises(UsageError, match="make the context with embeddings"):
+        context.hidden(2)
+    with pytest.raises(UsageError, match="rows 2 to 3 were not decoded"):
+        context.features(2, 2)
+    with pytest.raises(UsageError, match="rows -1 to 0"):
+        context.features(-1, 2)
+    assert context.features(0, 3).shape == (3, 64)
+    with Context(context.model, n_ctx=64) as plain, pytest.raises(UsageError, match="no layer is"):
+        plain.features(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (2, LibraryError, "aborted"),
+        (-2, LibraryError, r"failed to decode 1 rows \(code -2\)"),
+        (1, CapacityError, "1 more rows do not fit"),
+    ],
+)
+def test_return_codes_of_the_library_become_errors(
+    model: Model, code: int, error: type[Exception], words: str
+) -> None:
+    with Context(model, n_ctx=64, n_threads=1) as context:
+        fields = {name: getattr(context._native, name) for name in context._native.__slots__}
+        context._native = SimpleNamespace(**{**fields, "decode": lambda *_: code})  # type: ignore[assignment]  # a stand-in
+        with pytest.raises(error, match=words):
+            context.decode(batch_of([5]))
+        with pytest.raises(UsageError, match="row 0 was not decoded"):
+            context.logits(0)
+
+
+def test_a_layer_that_never_shows_its_output_is_refused_when_it_is_read(model: Model) -> None:
+    with Context(model, n_ctx=64, n_threads=1, taps=(1,), taps_by_callback=True) as context:
+        reader = context._tap_reader
+        reader._names = {b"another-name": 0}  # type: ignore[union-attr]  # as such a graph would be
+        context.decode(batch_of([5]))
+        with pytest.raises(UsageError, match="layer 1 of this target does not show its output"):
+            context.features(0, 1)
+
+
+# Closing
+
+
+def test_use_after_close_is_refused_everywhere(path: Path) -> None:
+    model = Model.load(path)
+    context = Context(model, n_ctx=64, n_threads=1, taps=(0,))
+    context.decode(batch_of([5]))
+    model.close()
+    model.close()
+    assert model.is_closed and not context.is_closed
+    context.decode(batch_of([6], 1))  # a context keeps the weights it needs
+    assert context.features(0, 1).shape == (1, 64)
+    on_model: list[Callable[[], object]] = [
+        lambda: model.metadata("general.name"),
+        model.metadata_all,
+        lambda: model.tensor("output.weight"),
+        lambda: model.tokenizer.encode("x"),
+        lambda: model.tokenizer.is_end(2),
+        lambda: Context(model, n_ctx=64),
+    ]
+    for call in on_model:
+        with pytest.raises(ClosedError, match=r"tiny\.gguf is closed"):
+            call()
+    context.close()
+    context.close()
+    assert model._handle._users == 0
+    on_context: list[Callable[[], object]] = [
+        lambda: context.decode(batch_of([5])),
+        lambda: context.features(0, 0),
+        lambda: context.set_threads(2),
+        context.memory.clear,
+        lambda: context.memory.last_position(0),
+        lambda: context.state.checkpoint(0),
+        lambda: context.state.restore(0),
+    ]
+    for call in on_context:
+        with pytest.raises(ClosedError, match="this context is closed"):
+            call()
+    assert "closed" in repr(model)
+
+
+def test_memory_is_given_back(path: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def cycle() -> None:
+        with (
+            Model.load(path) as model,
+            Context(model, n_ctx=2048, n_threads=1, n_sequences=8, taps=(0, 1)) as context,
+        ):
+            context.decode(batch_of([5, 6, 7]))
+
+    for _ in range(3):
+        cycle()
+    before = resident()
+    for _ in range(10):
+        cycle()
+    # one cycle holds 2048 x 8 x 512 bytes = 8 MiB of cache alone
+    assert resident() - before < 12 * 2**20
+
+
+# Other parts
+
+
+def test_the_second_library_of_a_process_is_refused(tmp_path: Path) -> None:
+    library = find_library()
+    assert find_library(library.path) is library
+    assert find_library(library.file) is library
+    (tmp_path / library.file.name).touch()
+    with pytest.raises(LibraryError, match=r"already uses the llama\.cpp library in"):
+        find_library(tmp_path)
+
+
+def test_a_broken_library_file_is_an_error_with_a_cure(tmp_path: Path) -> None:
+    (tmp_path / find_library().file.name).write_text("not a library")
+    code = (
+        "from dspine.errors import LibraryError\n"
+        "from dspine.llama.library import find_library\n"
+        "try:\n    find_library()\n"
+        "except LibraryError as error:\n    print(error)\n"
+    )
+    environment = {**os.environ, "DSPINE_LIBRARY": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("the llama.cpp library cannot be loaded (")
+    assert "pip install llama-cpp-python==0.3.36" in done.stdout
+    assert done.stderr == ""
+
+
+def test_success_prints_nothing(path: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from dspine.llama.model import load_safely\n"
+        "from dspine.llama.context import Context\n"
+        "from dspine.llama.batch import Batch\n"
+        "with load_safely(Path(sys.argv[1])) as m, Context(m, n_ctx=64, taps=(0,)) as c:\n"
+        "    b = Batch(2)\n    b.add_tokens([1, 2], 0)\n    c.decode(b)\n    c.argmax(1)\n"
+    )
+    environment = {**os.environ, "DSPINE_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(list((tmp_path / "probe").glob("*.json"))) == 1
+
+
+def test_the_real_probe_passes_here_and_damaged_files_keep_their_own_error(
+    path: Path, tmp_path: Path
+) -> None:
+    with load_safely(path) as model:
+        assert model.use_extra_buffers and model.notice is None
+    with load_safely(path, use_extra_buffers=False) as model:
+        assert not model.use_extra_buffers
+    damaged = tmp_path / "cut.gguf"
+    damaged.write_bytes(path.read_bytes()[:400_000])
+    with pytest.raises(FileError, match=r"cut\.gguf cannot be loaded"):
+        load_safely(damaged)
+
+
+def test_the_kind_of_a_model_is_its_architecture_and_tensor_types(
+    path: Path, tmp_path: Path
+) -> None:
+    assert model_kind(path) == "llama [0]"
+    assert model_kind(tiny_llama(tmp_path / "q.gguf", weights="q8_0")) == "llama [0, 8]"
+    assert model_kind(tiny_qwen35(tmp_path / "h.gguf")) == "qwen35 [0]"
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    assert model_kind(tmp_path / "bad.gguf").startswith(str(tmp_path))
+
+
+def test_measuring_checks_its_arguments(model: Model) -> None:
+    with Context(model, n_ctx=64, n_threads=1) as context:
+        with pytest.raises(CapacityError, match="16 rows after 50 tokens do not fit"):
+            measure_rows(context, depth=50)
+        with pytest.raises(UsageError, match="rows is empty"):
+            measure_rows(context, rows=())
+        with pytest.raises(UsageError, match="repeats is 0"):
+            measure_rows(context, depth=8, repeats=0)
+
+
+def test_hybrid_targets_are_measured_too_in_both_attention_settings(tmp_path: Path) -> None:
+    with Model.load(tiny_qwen35(tmp_path / "h.gguf")) as model:
+        found = measure_flash_attention(model, rows=(4, 1), depth=8, repeats=2, n_threads=1)
+    assert {key: list(times) for key, times in found.items()} == {False: [1, 4], True: [1, 4]}
+    assert all(ms > 0 for times in found.values() for ms in times.values())
+
+
+def test_unknown_tokens_and_broken_text_are_refused(model: Model) -> None:
+    for token in (-1, 320):
+        with pytest.raises(UsageError, match=f"token id {token} is outside the vocabulary"):
+            model.tokenizer.piece(token)
+        with pytest.raises(UsageError, match=f"token id {token}"):
+            model.tokenizer.is_end(token)
+    with pytest.raises(UsageError, match="unpaired surrogate at character 1"):
+        model.tokenizer.encode("a\ud800")
+
+
+def test_a_batch_of_eight_is_built_and_checked_in_microseconds(model: Model) -> None:
+    batch = Batch(16)
+    tokens = list(range(8))
+    with Context(model, n_ctx=64, n_threads=1) as context:
+
+        def once() -> float:
+            began = time.perf_counter()
+            batch.clear()
+            batch.add_tokens(tokens, 0)
+            context._check(batch, len(batch))
+            return time.perf_counter() - began
+
+        assert min(once() for _ in range(200)) < 200e-6
