@@ -32,12 +32,12 @@ from dspine.files.dtypes import (
     ],
 )
 def test_bfloat16_rounds_to_nearest_with_ties_to_even(value: float, bits: int) -> None:
-    assert bf16_from_float32(np.float32([value])).tolist() == [bits]
+    assert bf16_from_float32(np.array([value], np.float32)).tolist() == [bits]
 
 
 def test_a_nan_stays_a_nan_in_bfloat16() -> None:
     # All mantissa bits set: plain rounding would carry into the sign and give -0.
-    nan = np.uint32([0x7FFFFFFF, 0x7F800001]).view(np.float32)
+    nan = np.array([0x7FFFFFFF, 0x7F800001], np.uint32).view(np.float32)
     assert np.isnan(float32_from_bf16(bf16_from_float32(nan))).all()
 
 

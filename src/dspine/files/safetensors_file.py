@@ -121,7 +121,9 @@ def write_safetensors(
     offset = 0
     for name, tensor in tensors.items():
         entry = tensor if isinstance(tensor, SafeTensor) else _tagged(name, tensor)
-        if name == _METADATA or _DTYPES.get(entry.dtype) != entry.data.dtype.newbyteorder("<"):
+        known = _DTYPES.get(entry.dtype)
+        # None must not reach the comparison: numpy takes it for float64.
+        if known is None or known != entry.data.dtype.newbyteorder("<") or name == _METADATA:
             raise FileError(f"tensor {name} cannot be stored as {entry.dtype} in safetensors")
         end = offset + entry.data.nbytes
         header[name] = {
