@@ -68,6 +68,7 @@ class ShardInfo:
     ids: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()
+    num_tokens: int = 0
 
     def to_metadata(self) -> dict[str, str]:
         """The safetensors metadata block: every value a string, lists as JSON."""
@@ -78,6 +79,7 @@ class ShardInfo:
             "ids": json.dumps(list(self.ids)),
             "sources": json.dumps(list(self.sources)),
             "temperatures": json.dumps(list(self.temperatures)),
+            "num_tokens": str(self.num_tokens),
         }
 
     @classmethod
@@ -95,6 +97,7 @@ class ShardInfo:
                 ids=tuple(str(i) for i in json.loads(metadata["ids"])),
                 sources=tuple(str(s) for s in json.loads(metadata["sources"])),
                 temperatures=tuple(float(t) for t in json.loads(metadata["temperatures"])),
+                num_tokens=int(metadata["num_tokens"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(
@@ -262,6 +265,7 @@ class ShardWriter:
             ids=tuple(n[0] for n in self._names),
             sources=tuple(n[1] for n in self._names),
             temperatures=tuple(n[2] for n in self._names),
+            num_tokens=self.pending_tokens,
         )
         lengths = [len(t) for t in self._tokens]
         path = self.folder / f"shard-{self._next:05d}.safetensors"
@@ -349,7 +353,9 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
                 raise FileError(f"{path} is not a safetensors file: its header does not fit")
             header = json.loads(file.read(length))
     except OSError as error:
-        raise FileError(f"shard {path} cannot be read ({error.strerror}): check the path") from error
+        raise FileError(
+            f"shard {path} cannot be read ({error.strerror}): check the path"
+        ) from error
     except ValueError as error:
         raise FileError(f"{path} has a damaged safetensors header ({error})") from error
     if not isinstance(header, dict):
