@@ -98,6 +98,18 @@ def test_files_of_an_unknown_architecture_are_explained(
         Model.load(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize("layers", [0, 513])
+def test_a_layer_count_that_would_end_the_process_is_refused(
+    path: Path, tmp_path: Path, layers: int
+) -> None:
+    data, key = bytearray(path.read_bytes()), b"llama.block_count"
+    start = data.index(key) + len(key) + 4  # after the key comes the type, then the value
+    data[start : start + 4] = layers.to_bytes(4, "little")
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(FileError, match=f"says that it has {layers} layers, possible are 1 to"):
+        Model.load(tmp_path / "m.gguf")
+
+
 # Contexts
 
 

@@ -47,7 +47,7 @@ def check_cache(
                 f"{name} {value} stores blocks of {_BLOCK} values, which do not divide this "
                 f"target's head size of {size}: use f16"
             )
-    if n_ctx > model.context_train:
+    if 0 < model.context_train < n_ctx:
         raise CapacityError(
             f"a context of {n_ctx} tokens is above the {model.context_train} that this target "
             f"was trained for: choose at most {model.context_train}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dspine.errors import ClosedError, FileError
+from dspine.llama.header import MOST_LAYERS, read_header
 from dspine.llama.library import Library, find_library, native_functions
 from dspine.llama.log import capture
 from dspine.llama.native import Native
@@ -82,6 +83,7 @@ class Model:
         check_file(path)
         find_library()
         native = native_functions()
+        _check_layers(path)
         params = native.api.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = use_extra_buffers
@@ -218,6 +220,18 @@ def _load_failure(path: Path, reason: str) -> str:
                 f"the drafter"
             )
     return f"{path} cannot be loaded: {reason}; if it was downloaded, check that it is complete"
+
+
+def _check_layers(path: Path) -> None:
+    """A layer count that the library would answer by ending the process."""
+    header = read_header(path)
+    if header is None or header.num_layers is None:
+        return  # the load itself refuses such a file, with its reason
+    if not 1 <= header.num_layers <= MOST_LAYERS:
+        raise FileError(
+            f"{path} says that it has {header.num_layers} layers, possible are 1 to "
+            f"{MOST_LAYERS}: the file is damaged"
+        )
 
 
 def _check_kind(api: Any, pointer: int, path: Path) -> None:

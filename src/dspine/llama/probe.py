@@ -7,7 +7,6 @@ ends it, a second child tries without the extra buffers that use AMX.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -22,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dspine.errors import DspineError, LibraryError
-from dspine.llama.library import Library, native_functions
-from dspine.llama.native import library_function
+from dspine.llama.header import read_header
+from dspine.llama.library import Library
 
 CURE = (
     "CMAKE_ARGS=\"-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'\" pip install --force-reinstall "
@@ -152,7 +151,14 @@ def _run(model_path: Path, library: Library, command: Command) -> ProbeResult | 
 def _child(arguments: Sequence[str]) -> str | None:
     """None when the child succeeded, the name of the signal that ended it, else ""."""
     try:
-        done = subprocess.run(arguments, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            arguments,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     code = done.returncode
@@ -183,30 +189,11 @@ def model_kind(model_path: Path) -> str:
 
     Falls back to the file itself (path, size, time) when the header cannot be read.
     """
-    native, pointer = native_functions(), ctypes.c_void_p
-    init = library_function(native, "gguf_init_from_file", [ctypes.c_char_p, _Init], pointer)
-    close = library_function(native, "gguf_free", [pointer], None)
-    count = library_function(native, "gguf_get_n_tensors", [pointer], ctypes.c_int64)
-    kind = library_function(native, "gguf_get_tensor_type", [pointer, ctypes.c_int64], ctypes.c_int)
-    find = library_function(native, "gguf_find_key", [pointer, ctypes.c_char_p], ctypes.c_int64)
-    text = library_function(native, "gguf_get_val_str", [pointer, ctypes.c_int64], ctypes.c_char_p)
-    header = init(str(model_path).encode(), _Init(True, None))
-    if not header:
+    header = read_header(model_path)
+    if header is None:
         facts = model_path.stat()
         return f"{model_path.resolve()} {facts.st_size} {facts.st_mtime_ns}"
-    try:
-        types = sorted({kind(header, index) for index in range(count(header))})
-        key = find(header, b"general.architecture")
-        architecture = text(header, key).decode("utf-8", "replace") if key >= 0 else "unknown"
-    finally:
-        close(header)
-    return f"{architecture} {types}"
-
-
-class _Init(ctypes.Structure):
-    """struct gguf_init_params."""
-
-    _fields_ = [("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p)]
+    return f"{header.architecture} {list(header.tensor_types)}"
 
 
 def _read(file: Path) -> ProbeResult | None:

@@ -1,0 +1,64 @@
+"""The facts of a GGUF header that must be known before the library may load the file."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from dspine.llama.library import native_functions
+from dspine.llama.native import library_function
+
+MOST_LAYERS = 512
+"""Array sizes compiled into llama.cpp; more layers end the process."""
+
+
+class _Init(ctypes.Structure):
+    """struct gguf_init_params."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p)]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header says; `num_layers` is None when its key is missing or no number."""
+
+    architecture: str
+    num_layers: int | None
+    tensor_types: tuple[int, ...]
+    """ggml numbers of the types that occur, ascending."""
+
+
+def read_header(path: Path) -> Header | None:
+    """Header of a GGUF file through the library's own reader, or None when it refuses it."""
+    facts = path.stat()
+    return _read(path.resolve(), facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _size: int, _modified: int) -> Header | None:
+    native, pointer = native_functions(), ctypes.c_void_p
+    number, text = ctypes.c_int64, ctypes.c_char_p
+    init = library_function(native, "gguf_init_from_file", [text, _Init], pointer)
+    close = library_function(native, "gguf_free", [pointer], None)
+    count = library_function(native, "gguf_get_n_tensors", [pointer], number)
+    tensor_type = library_function(native, "gguf_get_tensor_type", [pointer, number], ctypes.c_int)
+    find = library_function(native, "gguf_find_key", [pointer, text], number)
+    kind = library_function(native, "gguf_get_kv_type", [pointer, number], ctypes.c_int)
+    string = library_function(native, "gguf_get_val_str", [pointer, number], text)
+    unsigned = library_function(native, "gguf_get_val_u32", [pointer, number], ctypes.c_uint32)
+    uint32, string_type = 4, 8
+    header = init(str(path).encode(), _Init(True, None))
+    if not header:
+        return None
+    try:
+        types = tuple(sorted({tensor_type(header, i) for i in range(count(header))}))
+        key = find(header, b"general.architecture")
+        named = key >= 0 and kind(header, key) == string_type
+        architecture = string(header, key).decode("utf-8", "replace") if named else "unknown"
+        key = find(header, f"{architecture}.block_count".encode())
+        known = key >= 0 and kind(header, key) == uint32
+        return Header(architecture, unsigned(header, key) if known else None, types)
+    finally:
+        close(header)
