@@ -69,7 +69,7 @@ def test_any_proposal_gives_the_plain_answer(
         lookup = NgramProposer(policy, min_match=1, table=table if kind == "table" else None)
         if kind == "dspine":
             return network
-        return AutoProposer(lookup, network) if kind == "auto" else lookup
+        return AutoProposer(policy, lookup, network) if kind == "auto" else lookup
 
     def start(on: FakeTarget) -> Run:
         end = 0 if with_end else None
@@ -216,7 +216,7 @@ def test_waiting_features_reach_the_drafter_in_one_piece_and_only_when_asked() -
     network = DrafterProposer(policy, drafter, target, max_positions=100)
     lookup = NgramProposer(policy, min_match=1)
     run = make_run(target, [1, 1, 1, 1], max_tokens=20, end=None)
-    fast = run_speculative(run, policy, lambda t: AutoProposer(lookup, network))
+    fast = run_speculative(run, policy, lambda t: AutoProposer(policy, lookup, network))
     assert fast.tokens == plain_answer(next_token, [1, 1, 1, 1], 20)
     names = [step.proposer for step in fast.steps]
     assert "ngram" in names and "dspine" in names

@@ -195,11 +195,15 @@ class DrafterProposer:
 
 
 class AutoProposer:
-    """N-gram where a long enough match exists, else the drafter."""
+    """N-gram where a long enough match exists, else the drafter.
+
+    Long enough: its scores promise at least the tokens per millisecond that the drafter does.
+    """
 
     name = "auto"
 
-    def __init__(self, ngram: Proposer, drafter: Proposer) -> None:
+    def __init__(self, policy: WidthPolicy, ngram: Proposer, drafter: Proposer) -> None:
+        self._policy = policy
         self._ngram, self._drafter = ngram, drafter
 
     @property
@@ -214,8 +218,12 @@ class AutoProposer:
         self._drafter.saw_prompt(position, count)
 
     def propose(self, ask: Ask) -> Proposal:
-        proposal = self._ngram.propose(ask)
-        return proposal if proposal.tokens else self._drafter.propose(ask)
+        found = self._ngram.propose(ask)
+        worth = self._policy.worth(found.proposer, found.scores)
+        if found.tokens and worth >= self._policy.prospect(self._drafter.name):
+            return found
+        drafted = self._drafter.propose(ask)
+        return drafted if drafted.tokens else found
 
     def confirm(self, confirmed: Confirmed) -> None:
         self._ngram.confirm(confirmed)

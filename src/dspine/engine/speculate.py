@@ -16,16 +16,24 @@ class SpeculativeStepper:
     """One step = draft, verify of anchor and drafts, accept, roll back, tell the proposer."""
 
     def __init__(
-        self, run: Run, proposer: Proposer, policy: WidthPolicy, rollback: Rollback
+        self,
+        run: Run,
+        proposer: Proposer,
+        policy: WidthPolicy,
+        rollback: Rollback,
+        *,
+        disabled_reason: str | None = None,
     ) -> None:
+        """`disabled_reason`: why a drafter that was asked for is not among the proposers."""
         self._run = run
         self._proposer = proposer
         self._policy = policy
         self._rollback = rollback
+        self._disabled_reason = disabled_reason
 
     @property
     def disabled_reason(self) -> str | None:
-        return self._proposer.disabled_reason
+        return self._disabled_reason or self._proposer.disabled_reason
 
     def begin(self) -> None:
         self._proposer.begin(self._run.sequence.tokens)

@@ -79,6 +79,47 @@ def best_width(
     return best if best.speedup >= PAYS_FROM else plain
 
 
+@dataclass(frozen=True, slots=True)
+class WidthPlan:
+    """What the measurements say: attention setting, and how wide each proposer should go."""
+
+    flash_attention: bool
+    cost_ms: dict[int, float]
+    """Target cost of n rows with that setting."""
+    ngram: WidthChoice
+    drafter: WidthChoice | None
+    """None without a drafter."""
+
+
+def plan_widths(
+    rows_ms: Mapping[bool, Mapping[int, float]],
+    draft_ms: Mapping[int, float],
+    drafter_curve: Sequence[float],
+    ngram_curve: Sequence[float],
+    max_width: int,
+    block_size: int,
+) -> WidthPlan:
+    """Choose flash attention and widths together: the setting with the fastest best case.
+
+    `rows_ms[flash_attention][n]` as measured; off wins a tie. `draft_ms` is empty without a
+    drafter, whose blocks go up to `block_size`; n-gram proposals up to `max_width`.
+    """
+    plans = []
+    for flash in sorted(rows_ms):
+        costs = dict(rows_ms[flash])
+        ngram = best_width(costs, {}, ngram_curve, max_width)
+        drafter = None
+        if draft_ms:
+            drafter = best_width(costs, draft_ms, drafter_curve, block_size)
+        plans.append(WidthPlan(flash, costs, ngram, drafter))
+
+    def speed(plan: WidthPlan) -> float:
+        choice = plan.drafter or plan.ngram
+        return choice.tokens_per_second
+
+    return max(plans, key=speed)
+
+
 class WidthPolicy(Protocol):
     """Decides how far each proposer goes. One instance lives as long as the engine."""
 
@@ -88,12 +129,18 @@ class WidthPolicy(Protocol):
     def keep(self, proposer: str, scores: Sequence[float]) -> int:
         """How many drafts of a proposal with these scores to verify."""
 
+    def worth(self, proposer: str, scores: Sequence[float]) -> float:
+        """Expected tokens per millisecond of verifying the best part of such a proposal."""
+
+    def prospect(self, proposer: str) -> float:
+        """Expected tokens per millisecond of asking this proposer, before it drafts."""
+
     def observe(self, proposer: str, drafted: int, accepted: int) -> None:
-        """What became of them."""
+        """What became of a proposal."""
 
 
 class FixedWidth:
-    """The same number of drafts at every step, one number per proposer."""
+    """The same number of drafts at every step, one number per proposer; costs are unknown."""
 
     def __init__(self, drafts: Mapping[str, int]) -> None:
         self._drafts = dict(drafts)
@@ -104,30 +151,53 @@ class FixedWidth:
     def keep(self, proposer: str, scores: Sequence[float]) -> int:
         return min(len(scores), self.drafts(proposer))
 
+    def worth(self, proposer: str, scores: Sequence[float]) -> float:
+        """Any draft beats none."""
+        return float(self.keep(proposer, scores) > 0)
+
+    def prospect(self, proposer: str) -> float:
+        """Nothing is known in advance."""
+        return 0.0 if self.drafts(proposer) else -1.0
+
     def observe(self, proposer: str, drafted: int, accepted: int) -> None:
         """A fixed width learns nothing."""
 
 
-class ScoredWidth(FixedWidth):
-    """Fixed widths, but a proposal whose own scores do not earn its rows is cut.
+class MeasuredWidth(FixedWidth):
+    """Fixed widths on measured costs: a scored proposal is cut to what its scores earn.
 
-    Keeps the prefix with the most expected tokens per millisecond of the measured target; for
-    proposers that are named in `scored`, whose scores are probabilities of being right.
+    For the proposers in `scored` a score is the chance that a draft is right; what is kept is
+    the prefix with the most expected tokens per millisecond. The others are verified in full.
     """
 
     def __init__(
-        self, drafts: Mapping[str, int], cost_ms: Mapping[int, float], scored: frozenset[str]
+        self,
+        drafts: Mapping[str, int],
+        cost_ms: Mapping[int, float],
+        scored: frozenset[str],
+        prospects: Mapping[str, float],
     ) -> None:
         super().__init__(drafts)
         most = max(drafts.values(), default=0) + 1
         self._cost = [interpolate(cost_ms, count) for count in range(1, most + 1)]
         self._scored = scored
+        self._prospects = dict(prospects)
 
     def keep(self, proposer: str, scores: Sequence[float]) -> int:
+        return self._best(proposer, scores)[0]
+
+    def worth(self, proposer: str, scores: Sequence[float]) -> float:
+        return self._best(proposer, scores)[1]
+
+    def prospect(self, proposer: str) -> float:
+        return self._prospects.get(proposer, 1.0 / self._cost[0])
+
+    def _best(self, proposer: str, scores: Sequence[float]) -> tuple[int, float]:
         limit = super().keep(proposer, scores)
+        plain = 1.0 / self._cost[0]
         if proposer not in self._scored:
-            return limit
-        best, best_rate = 0, 1.0 / self._cost[0]
+            return limit, self.prospect(proposer) if limit else plain
+        best, best_rate = 0, plain
         tokens, reached = 1.0, 1.0
         for slot in range(limit):
             reached *= scores[slot]
@@ -135,4 +205,4 @@ class ScoredWidth(FixedWidth):
             rate = tokens / self._cost[slot + 1]
             if rate > best_rate:
                 best, best_rate = slot + 1, rate
-        return best
+        return best, best_rate

@@ -45,7 +45,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: object,
+        **variables: Any,
     ) -> str:
         """The prompt text; `variables` reach the template (`enable_thinking=False`).
 

@@ -1,0 +1,50 @@
+"""Makes a local language model answer faster without changing what it says.
+
+    import dspine
+
+    with dspine.load() as engine:
+        for event in engine.generate("Why is the sky blue?", max_tokens=100):
+            ...
+
+Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspine.engine.engine import Engine as Engine
+    from dspine.engine.engine import Result as Result
+    from dspine.engine.events import Finish as Finish
+    from dspine.engine.events import Prefill as Prefill
+    from dspine.engine.events import Step as Step
+    from dspine.engine.load import load as load
+    from dspine.errors import DspineError as DspineError
+
+_HOMES = {
+    "DspineError": "dspine.errors",
+    "Engine": "dspine.engine.engine",
+    "Finish": "dspine.engine.events",
+    "Prefill": "dspine.engine.events",
+    "Result": "dspine.engine.engine",
+    "Step": "dspine.engine.events",
+    "load": "dspine.engine.load",
+}
+
+__all__ = ["DspineError", "Engine", "Finish", "Prefill", "Result", "Step", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("dspine")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dspine' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,299 @@
+"""The engine: owns target, drafter and their memory, and runs one generation at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+from dspine.drafters.base import Drafter
+from dspine.engine.compare import Answer, Comparison, explain
+from dspine.engine.emit import Emitter
+from dspine.engine.events import Event, Finish, FinishReason, Step
+from dspine.engine.loop import Run, Stepper, generate
+from dspine.engine.ngram_table import NgramTable
+from dspine.engine.plain import PlainStepper
+from dspine.engine.prompt import Prompt, TokenizerLike, encode_prompt
+from dspine.engine.proposal import Proposer
+from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, NoProposer
+from dspine.engine.rollback import CheckpointRollback, Rollback, TrimRollback
+from dspine.engine.sequence import TokenSequence
+from dspine.engine.speculate import SpeculativeStepper
+from dspine.engine.stats import Stats
+from dspine.engine.target import Target
+from dspine.engine.trace import Trace
+from dspine.engine.width import WidthPlan, WidthPolicy
+from dspine.errors import CapacityError, ClosedError, UsageError
+from dspine.text.chat_template import ChatTemplate
+
+ProposerName = Literal["auto", "dspine", "ngram", "none"]
+
+
+class EngineTokenizer(TokenizerLike, Protocol):
+    """What the engine needs of the target's tokenizer."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether an answer ends with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer."""
+
+    text: str
+    tokens: tuple[int, ...]
+    reason: FinishReason
+    stats: Stats
+
+
+@dataclass(slots=True)
+class EngineParts:
+    """What an engine is made of; `dspine.engine.load` makes them from files, tests from fakes.
+
+    `drafter` is None when there is none or when it does not pay here; `disabled_reason` says
+    why, if one was asked for. `policy` knows the widths. `close` frees everything.
+    """
+
+    model_path: Path
+    target: Target
+    tokenizer: EngineTokenizer
+    policy: WidthPolicy
+    proposer: ProposerName
+    template: ChatTemplate | None = None
+    is_recurrent: bool = False
+    drafter: Drafter | None = None
+    drafter_path: Path | None = None
+    max_positions: int = 0
+    ngram_min_match: int = 2
+    ngram_table: NgramTable | None = None
+    plan: WidthPlan | None = None
+    disabled_reason: str | None = None
+    notices: tuple[str, ...] = ()
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+class Engine:
+    """Answers prompts with a target, faster where drafts pay, with the same text.
+
+    One generation at a time; not for several threads at once. Close it, or use it in `with`.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._closed = False
+        self._busy = False
+        self._rollback: Rollback = (
+            CheckpointRollback(parts.target) if parts.is_recurrent else TrimRollback(parts.target)
+        )
+        self._proposer = _make_proposer(parts)
+
+    @classmethod
+    def load(
+        cls, model: str | Path | None = None, drafter: str | Path | None = None, **options: Any
+    ) -> Engine:
+        """Load a pair from files; `dspine.load` has the same options and describes them."""
+        from dspine.engine.load import load
+
+        return load(model, drafter, **options)
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def model_path(self) -> Path:
+        """The target's file."""
+        return self._parts.model_path
+
+    @property
+    def drafter_path(self) -> Path | None:
+        """The drafter's file, also when it does not draft."""
+        return self._parts.drafter_path
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions of prompt and answer together."""
+        return self._parts.target.n_ctx
+
+    @property
+    def plan(self) -> WidthPlan | None:
+        """What the calibration chose, None when widths were given."""
+        return self._parts.plan
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Sentences worth showing once."""
+        return self._parts.notices
+
+    @property
+    def proposer(self) -> str:
+        """Who proposes: auto, dspine, ngram or none."""
+        return self._proposer.name
+
+    @property
+    def disabled_reason(self) -> str | None:
+        """Why the drafter does not draft although there is one."""
+        return self._parts.disabled_reason or self._proposer.disabled_reason
+
+    @property
+    def tokenizer(self) -> EngineTokenizer:
+        """The target's tokenizer."""
+        return self._parts.tokenizer
+
+    # -- generation ------------------------------------------------------------------------------
+
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Token ids of a prompt: text (one user message unless `raw`), messages, or token ids."""
+        self._check_open()
+        return encode_prompt(
+            prompt, self._parts.tokenizer, self._parts.template, raw=raw, variables=variables or {}
+        )
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        plain: bool = False,
+        raw: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        cancel: threading.Event | None = None,
+        trace: Trace | None = None,
+    ) -> Iterator[Event]:
+        """Events of one answer: Prefill, Steps, Finish.
+
+        `max_tokens` None means until the answer ends or the context is full. `plain` decodes
+        without drafts. `variables` reach the chat template. Setting `cancel`, or Ctrl-C while a
+        step runs, ends with Finish("cancelled"). `trace` collects what was decoded together.
+        The prompt is checked at once, before the first event is asked for.
+        """
+        tokens = self.encode(prompt, raw=raw, variables=variables)
+        parts = self._parts
+        if len(tokens) > parts.target.n_ctx:
+            raise CapacityError(
+                f"the prompt has {len(tokens)} tokens, the context has {parts.target.n_ctx}: "
+                f"shorten the prompt or raise the context size (-c)"
+            )
+        run = Run(
+            parts.target,
+            TokenSequence(tokens),
+            Emitter(
+                parts.tokenizer.piece, parts.tokenizer.is_end, max_tokens=max_tokens, stop=stop
+            ),
+            cancel=cancel or threading.Event(),
+            trace=trace,
+        )
+        return self._exclusive(run, self._stepper(run, plain))
+
+    def complete(self, prompt: Prompt, **options: Any) -> Result:
+        """`generate` to the end; same options."""
+        return _collect(self.generate(prompt, **options))
+
+    def compare(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Comparison:
+        """Answer plainly, then speculatively; a difference is explained by the target alone."""
+        answers: list[tuple[Answer, Trace]] = []
+        for plain in (True, False):
+            trace = Trace()
+            result = _collect(
+                self.generate(
+                    prompt,
+                    max_tokens=max_tokens,
+                    stop=stop,
+                    plain=plain,
+                    raw=raw,
+                    variables=variables,
+                    cancel=cancel,
+                    trace=trace,
+                )
+            )
+            answer = Answer(result.tokens, result.text, result.reason, result.stats)
+            answers.append((answer, trace))
+        divergence = None
+        if all(answer.reason != "cancelled" for answer, _ in answers):
+            divergence = explain(self._parts.target, self._rollback, answers[0], answers[1])
+        return Comparison(answers[0][0], answers[1][0], divergence)
+
+    def close(self) -> None:
+        """Free target and drafter; later use raises ClosedError."""
+        if not self._closed:
+            self._closed = True
+            self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stepper(self, run: Run, plain: bool) -> Stepper:
+        if plain or (self._proposer.name == "none" and not self._parts.disabled_reason):
+            return PlainStepper(run)
+        return SpeculativeStepper(
+            run,
+            self._proposer,
+            self._parts.policy,
+            self._rollback,
+            disabled_reason=self._parts.disabled_reason,
+        )
+
+    def _exclusive(self, run: Run, stepper: Stepper) -> Iterator[Event]:
+        """One generation at a time: they share the target's memory."""
+        self._check_open()
+        if self._busy:
+            raise UsageError(
+                "another answer of this engine is still running: read it to its end or close() it"
+            )
+        self._busy = True
+        try:
+            for event in generate(run, stepper):
+                yield event
+                self._check_open()
+        finally:
+            self._busy = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this engine is closed: load it again")
+
+
+def _make_proposer(parts: EngineParts) -> Proposer:
+    wanted = parts.proposer
+    network = None
+    if parts.drafter is not None and wanted in ("auto", "dspine"):
+        network = DrafterProposer(
+            parts.policy, parts.drafter, parts.target, max_positions=parts.max_positions
+        )
+    lookup = None
+    if wanted in ("auto", "ngram"):
+        lookup = NgramProposer(
+            parts.policy, min_match=parts.ngram_min_match, table=parts.ngram_table
+        )
+    if network is not None and lookup is not None:
+        return AutoProposer(parts.policy, lookup, network)
+    return network or lookup or NoProposer()
+
+
+def _collect(events: Iterator[Event]) -> Result:
+    text: list[str] = []
+    tokens: list[int] = []
+    finish: Finish | None = None
+    for event in events:
+        if isinstance(event, Step):
+            text.append(event.text)
+            tokens.extend(event.tokens)
+        elif isinstance(event, Finish):
+            finish = event
+    assert finish is not None, "every generation ends with Finish"
+    return Result("".join(text), tuple(tokens), finish.reason, finish.stats)

@@ -1,0 +1,370 @@
+"""Makes an engine from files: library, target, drafter, measured widths, context."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from dspine.default_pair import choose_pair
+from dspine.drafters.dspine import DSpineDrafter
+from dspine.engine import calibrate
+from dspine.engine.engine import Engine, EngineParts, ProposerName
+from dspine.engine.llama_target import LlamaTarget
+from dspine.engine.ngram_table import NgramTable
+from dspine.engine.prompt import token_text
+from dspine.engine.proposers import LOOKUP_SCORES
+from dspine.engine.rollback import MAX_REPLAY
+from dspine.engine.width import FixedWidth, MeasuredWidth, WidthPlan, WidthPolicy, plan_widths
+from dspine.errors import UsageError
+from dspine.files.drafter_file import DrafterFile, read_drafter
+from dspine.files.pairing import check_pair, describe_target
+from dspine.llama.context import Context, usable_cores
+from dspine.llama.library import find_library
+from dspine.llama.model import Model, load_safely
+from dspine.llama.probe import cache_folder, cpu_model
+from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
+
+DEFAULT_CONTEXT = 4096
+MAX_NGRAM_WIDTH = 16
+"""Rows verified at most for an n-gram proposal; long matches go on for long."""
+
+UNKNOWN_CURVE = (0.4,)
+"""Acceptance taken for a drafter whose file does not say."""
+
+NGRAM_CURVE = tuple(score for _, score in reversed(LOOKUP_SCORES[:-1]))
+"""Acceptance along a lookup that starts with a match of two tokens."""
+
+COARSE = (1, 4)
+"""Row counts (with the largest) that are timed first for flash attention on."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Checked options of `load`; None stands for a default that depends on the target."""
+
+    model: Path
+    drafter: Path | None
+    proposer: ProposerName
+    n_ctx: int | None
+    n_threads: int | None
+    n_batch: int
+    n_gpu_layers: int
+    spec_draft_n_max: int | None
+    flash_attention: bool | None
+    cache_type_k: str
+    cache_type_v: str
+    library: Path | None
+    cache_dir: Path | None
+    probe: bool
+    calibrate: bool
+    ngram_min_match: int
+    ngram_table: Path | None
+    chat_template: str | None
+
+
+def load(
+    model: str | Path | None = None,
+    drafter: str | Path | None = None,
+    *,
+    proposer: str = "auto",
+    n_ctx: int | None = None,
+    n_threads: int | None = None,
+    n_batch: int = 512,
+    n_gpu_layers: int = 0,
+    spec_draft_n_max: int | None = None,
+    flash_attention: bool | None = None,
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
+    library: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    probe: bool = True,
+    calibrate: bool = True,
+    ngram_min_match: int = 2,
+    ngram_table: str | Path | None = None,
+    chat_template: str | None = None,
+) -> Engine:
+    """Load a target and its drafter and measure how wide to draft on this machine.
+
+    model, drafter: GGUF files; without `model` the default pair.
+    proposer: auto (n-gram where a long match exists, else the drafter), dspine, ngram or none.
+    n_ctx: positions of prompt and answer together (default: the model's, at most 4096).
+    n_threads: default one for each physical core. n_batch: prompt tokens decoded at once.
+    spec_draft_n_max: drafts per step at most (default: what was measured to be fastest).
+    flash_attention: on, off, or None for the faster one.
+    cache_type_k, cache_type_v: number formats of the target's cache.
+    library: folder of another llama.cpp build. cache_dir: where measurements are kept.
+    probe: test the library in a child process first. calibrate: measure, or take what is kept.
+    ngram_min_match: shortest repeat that is continued. ngram_table: a table of likely next
+    tokens (default: the one beside the drafter, NAME.ngram.npz). chat_template: Jinja text.
+
+    Raises UsageError, FileError, PairError, LibraryError or CapacityError with a sentence.
+    """
+    if proposer not in get_args(ProposerName):
+        raise UsageError(f"proposer is {proposer!r}: choose one of auto, dspine, ngram, none")
+    for name, value, least in (
+        ("n_ctx", n_ctx, 1),
+        ("n_threads", n_threads, 1),
+        ("n_batch", n_batch, 1),
+        ("spec_draft_n_max", spec_draft_n_max, 1),
+        ("ngram_min_match", ngram_min_match, 1),
+    ):
+        if value is not None and value < least:
+            raise UsageError(f"{name} is {value}: it must be at least {least}")
+    pair = choose_pair(_path(model), _path(drafter))
+    return Engine(
+        load_parts(
+            LoadOptions(
+                model=pair[0],
+                drafter=pair[1],
+                proposer=proposer,  # type: ignore[arg-type]  # checked above
+                n_ctx=n_ctx,
+                n_threads=n_threads,
+                n_batch=n_batch,
+                n_gpu_layers=n_gpu_layers,
+                spec_draft_n_max=spec_draft_n_max,
+                flash_attention=flash_attention,
+                cache_type_k=cache_type_k,
+                cache_type_v=cache_type_v,
+                library=_path(library),
+                cache_dir=_path(cache_dir),
+                probe=probe,
+                calibrate=calibrate,
+                ngram_min_match=ngram_min_match,
+                ngram_table=_path(ngram_table),
+                chat_template=chat_template,
+            )
+        )
+    )
+
+
+def load_parts(options: LoadOptions) -> EngineParts:
+    """Everything an engine is made of; frees what it made when it fails halfway."""
+    if options.proposer == "dspine" and options.drafter is None:
+        raise UsageError("proposer dspine needs a drafter: give its file (-md)")
+    with ExitStack() as stack:
+        find_library(options.library)
+        model = stack.enter_context(
+            load_safely(options.model, n_gpu_layers=options.n_gpu_layers)
+            if options.probe
+            else Model.load(options.model, n_gpu_layers=options.n_gpu_layers)
+        )
+        notices = [model.notice] if model.notice else []
+        n_ctx = options.n_ctx or min(model.context_train, DEFAULT_CONTEXT)
+        n_threads = options.n_threads or physical_cores()
+
+        file: DrafterFile | None = None
+        drafter: DSpineDrafter | None = None
+        if options.drafter is not None and options.proposer in ("auto", "dspine"):
+            file = read_drafter(options.drafter)
+            notices += check_pair(file.pair, describe_target(options.model))
+            drafter = DSpineDrafter.load(options.drafter, model, n_ctx=n_ctx, n_threads=n_threads)
+            stack.callback(drafter.close)
+
+        most = max(MAX_NGRAM_WIDTH, file.config.block_size if file else 0)
+        plan = None
+        if options.calibrate:
+            plan = _plan(options, model, file, drafter, n_ctx, n_threads, most)
+        disabled = None
+        pays = plan is None or plan.drafter is None or plan.drafter.width > 1
+        if drafter is not None and plan and not pays and options.spec_draft_n_max is None:
+            drafter, disabled = None, _does_not_pay(plan)
+        flash = options.flash_attention
+        if flash is None:
+            flash = plan.flash_attention if plan else needs_flash(options.cache_type_v)
+        context = stack.enter_context(
+            Context(
+                model,
+                n_ctx=n_ctx,
+                n_batch=options.n_batch,
+                n_threads=n_threads,
+                flash_attention=flash,
+                cache_type_k=options.cache_type_k,
+                cache_type_v=options.cache_type_v,
+                taps=drafter.taps if drafter else (),
+                max_outputs=most + (MAX_REPLAY if model.is_recurrent else 0),
+            )
+        )
+        table = _table(options)
+        closing = stack.pop_all()
+        return EngineParts(
+            model_path=options.model,
+            target=LlamaTarget(context),
+            tokenizer=model.tokenizer,
+            policy=make_policy(plan, options.spec_draft_n_max, file, most),
+            proposer=options.proposer,
+            template=_template(options, model),
+            is_recurrent=model.is_recurrent,
+            drafter=drafter,
+            drafter_path=options.drafter,
+            max_positions=min(file.config.max_positions, n_ctx) if file else 0,
+            ngram_min_match=options.ngram_min_match,
+            ngram_table=table,
+            plan=plan,
+            disabled_reason=disabled,
+            notices=tuple(notices),
+            close=closing.close,
+        )
+
+
+def make_policy(
+    plan: WidthPlan | None, n_max: int | None, file: DrafterFile | None, most: int
+) -> WidthPolicy:
+    """How far each proposer goes: measured, or as `--spec-draft-n-max` says."""
+    block = file.config.block_size if file else 1
+    if plan is None:
+        drafts = {"dspine": block - 1, "ngram": most - 1}
+    else:
+        width = plan.drafter.width if plan.drafter else 1
+        drafts = {"dspine": width - 1, "ngram": most - 1}
+    if n_max is not None:
+        drafts = {"dspine": min(n_max, block - 1), "ngram": min(n_max, most - 1)}
+    if plan is None:
+        return FixedWidth(drafts)
+    prospects = {}
+    if plan.drafter is not None:
+        prospects["dspine"] = plan.drafter.tokens_per_second / 1000.0
+    return MeasuredWidth(drafts, plan.cost_ms, frozenset({"ngram"}), prospects)
+
+
+def needs_flash(cache_type_v: str) -> bool:
+    """A quantised value cache works with flash attention only."""
+    return cache_type_v not in ("f32", "f16", "bf16")
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use: threads of one core share its arithmetic."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    cores = set()
+    for cpu in usable:
+        shared = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(shared.read_text().strip())
+        except OSError:
+            return usable_cores()
+    return len(cores) or usable_cores()
+
+
+def _plan(
+    options: LoadOptions,
+    model: Model,
+    file: DrafterFile | None,
+    drafter: DSpineDrafter | None,
+    n_ctx: int,
+    n_threads: int,
+    most: int,
+) -> WidthPlan:
+    key: dict[str, Any] = {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "library": [
+            *calibrate.file_identity(model.library.file),
+            str(model.library.file.parent.resolve()),
+        ],
+        "target": calibrate.file_identity(options.model),
+        "drafter": calibrate.file_identity(file.path) if file else None,
+        "cache_types": [options.cache_type_k, options.cache_type_v],
+        "n_threads": n_threads,
+        "n_ctx": n_ctx,
+        "n_gpu_layers": options.n_gpu_layers,
+        "extra_buffers": model.use_extra_buffers,
+        "flash_attention": options.flash_attention,
+        "rows": most,
+    }
+    calibration, _ = calibrate.cached(
+        key,
+        options.cache_dir or cache_folder(),
+        lambda: _measure(options, model, file, drafter, n_threads, most),
+    )
+    curve = file.record.acceptance_curve if file else ()
+    return plan_widths(
+        calibration.rows_ms,
+        calibration.draft_ms,
+        curve or UNKNOWN_CURVE,
+        NGRAM_CURVE,
+        most,
+        file.config.block_size if file else 1,
+    )
+
+
+def _measure(
+    options: LoadOptions,
+    model: Model,
+    file: DrafterFile | None,
+    drafter: DSpineDrafter | None,
+    n_threads: int,
+    most: int,
+) -> calibrate.Calibration:
+    depth = min(calibrate.DEPTH, model.context_train - most)
+    step = max(1, model.vocab_size // (depth + most + 1))
+    tokens = [(index + 1) * step % model.vocab_size for index in range(depth + most)]
+
+    def timed(flash: bool, counts: tuple[int, ...]) -> calibrate.Timing:
+        with Context(
+            model,
+            n_ctx=depth + most,
+            n_threads=n_threads,
+            flash_attention=flash,
+            cache_type_k=options.cache_type_k,
+            cache_type_v=options.cache_type_v,
+            taps=drafter.taps if drafter else (),
+            max_outputs=most,
+        ) as context:
+            return calibrate.time_rows(LlamaTarget(context), tokens, counts, depth=depth)
+
+    every, noise = calibrate.row_counts(most), 1.0
+    rows_ms: dict[bool, dict[int, float]] = {}
+    if options.flash_attention is not True and not needs_flash(options.cache_type_v):
+        timing = timed(False, every)
+        rows_ms[False], noise = timing.ms, max(noise, timing.noise)
+    if options.flash_attention is not False:
+        known = rows_ms.get(False)
+        timing = timed(True, tuple(sorted({*COARSE, most})) if known else every)
+        # Worth a closer look only where it is faster somewhere.
+        if known and any(ms < known.get(count, ms) for count, ms in timing.ms.items()):
+            timing = timed(True, every)
+        rows_ms[True], noise = timing.ms, max(noise, timing.noise)
+    draft_ms: dict[int, float] = {}
+    if drafter is not None and file is not None:
+        widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
+        drafts = calibrate.time_drafter(
+            drafter, file.config.feature_size, widths, depth=min(depth, drafter.n_ctx)
+        )
+        draft_ms, noise = drafts.ms, max(noise, drafts.noise)
+    return calibrate.Calibration(rows_ms, draft_ms, noise)
+
+
+def _does_not_pay(plan: WidthPlan) -> str:
+    plain, four = plan.cost_ms[1], plan.cost_ms.get(4)
+    detail = f", of four {four:.1f} ms" if four else ""
+    return (
+        f"this drafter does not pay here: a decode of one token costs {plain:.1f} ms{detail}, "
+        f"and its expected acceptance is too low for that"
+    )
+
+
+def _template(options: LoadOptions, model: Model) -> ChatTemplate | None:
+    source = options.chat_template or model.metadata(TEMPLATE_KEY)
+    if not source:
+        return None
+    tokenizer = model.tokenizer
+    return ChatTemplate(
+        source,
+        bos=token_text(tokenizer, tokenizer.bos),
+        eos=token_text(tokenizer, tokenizer.eos),
+    )
+
+
+def _table(options: LoadOptions) -> NgramTable | None:
+    if options.proposer not in ("auto", "ngram"):
+        return None
+    if options.ngram_table is not None:
+        return NgramTable.load(options.ngram_table)
+    beside = options.drafter.with_suffix(".ngram.npz") if options.drafter else None
+    return NgramTable.load(beside) if beside is not None and beside.exists() else None
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value).expanduser()
