@@ -233,6 +233,7 @@ def _rewrite(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         (lambda t: t.update(transfer_ready=np.array(1, np.int32)), "no flag transfer_ready"),
         (lambda t: t.pop("transfer_codes"), r"1 missing \(transfer_codes\)"),
         (lambda t: t.update(lm_head=np.zeros(2)), r"1 unknown \(lm_head\)"),
+        (lambda t: t.update({"a\nb": np.zeros(2)}), r"1 unknown \(a b\)"),
         (lambda t: t.update({"norm.weight": np.zeros(3, np.float32)}), r"shape \(3,\).*\(64,\)"),
         (lambda t: t.update({"norm.weight": np.zeros(64, np.int32)}), "norm.weight has dtype I32"),
     ],

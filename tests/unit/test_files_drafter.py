@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dspine.errors import FileError, PairError
 from dspine.files.drafter_file import read_drafter, write_drafter
@@ -361,3 +364,29 @@ def test_pair_names_with_control_characters_are_made_harmless(tmp_path: Path) ->
     pair = Pair(**{**{f: getattr(PAIR, f) for f in Pair.__slots__}, "name": "a\x1b[31m\nb"})
     write_drafter(path, SMALL, pair, RECORD, weights(), "f32")
     assert read_drafter(path).pair.name == "a [31m b"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4),
+    number=st.sampled_from([None, 0, 1 << 31, (1 << 32) - 1]),
+)
+def test_mutated_drafters_never_crash(
+    good: Path, changes: list[tuple[float, int]], number: int | None
+) -> None:
+    data = bytearray(good.read_bytes())
+    header_size = open_tensors(good).header.data_offset
+    for place, value in changes:
+        data[int(place * (header_size - 1))] = value
+    if number is not None:
+        place = int(changes[0][0] * (header_size - 4))
+        data[place : place + 4] = struct.pack("<I", number)
+    path = good.with_name("mutated.gguf")
+    path.write_bytes(bytes(data))
+    try:
+        read = read_drafter(path)
+    except FileError as error:
+        message = str(error)
+    else:
+        message = read.pair.name
+    assert message.isprintable()

@@ -59,6 +59,7 @@ def test_q8_0_blocks_by_hand() -> None:
 
 def test_a_q8_0_block_of_zeros_has_scale_zero() -> None:
     assert not quantise_q8_0(np.zeros((2, 64), np.float32)).any()
+    assert not quantise_q8_0(np.full((1, 32), 1e-44, np.float32)).any()
 
 
 def test_q8_0_equals_the_gguf_package_byte_by_byte() -> None:

@@ -23,6 +23,7 @@ from dspine.files.atomic import atomic_write, reason, refuse_existing
 from dspine.files.drafter_file import check_draft_vocab, check_names, check_shape
 from dspine.files.drafter_keys import checked_curve, provenance_json
 from dspine.files.dtypes import Array, encode
+from dspine.files.mapped import printable
 from dspine.files.pairing import check_fit
 from dspine.files.safetensors_file import SafeTensor, read_safetensors, write_safetensors
 from dspine.files.schema import DrafterConfig, Pair, TensorSpec, TrainingRecord, tensor_specs
@@ -258,7 +259,7 @@ def _pair(path: Path, values: object) -> Pair:
             raise FileError(
                 f"{path}: pair.{name} is {values[name]!r}, expected {expected.__name__}"
             )
-    return Pair(**values)
+    return Pair(**{**values, "name": printable(values["name"])})
 
 
 _EXAMPLE = Pair("", "", 0, 0, 0, "", "", False)

@@ -20,6 +20,7 @@ from dspine.files import drafter_keys
 from dspine.files.dtypes import Q8_BLOCK, WEIGHT_TYPES, Array, encode
 from dspine.files.gguf_file import GgufFile, StoredTensor
 from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
+from dspine.files.mapped import printable
 from dspine.files.pairing import check_fit
 from dspine.files.schema import (
     ARCHITECTURE,
@@ -143,7 +144,7 @@ def check_names(label: str, expected: Sequence[str], found: Sequence[str]) -> No
     missing = [n for n in expected if n not in set(found)]
     unknown = [n for n in found if n not in set(expected)]
     problems = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        f"{len(names)} {what} ({', '.join(map(printable, names[:3]))}{', ...' if len(names) > 3 else ''})"
         for what, names in (("missing", missing), ("unknown", unknown))
         if names
     ]

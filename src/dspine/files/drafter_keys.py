@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import FileError
-from dspine.files.gguf_file import MetadataValue, printable
+from dspine.files.gguf_file import MetadataValue
 from dspine.files.gguf_writer import WritableValue
+from dspine.files.mapped import printable
 from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair, TrainingRecord
 
 _PREFIX = f"{ARCHITECTURE}."

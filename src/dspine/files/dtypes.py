@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 Q8_BLOCK = 32
 """Values per Q8_0 block: one float16 scale, then 32 signed bytes."""
+_LEAST_SCALE = np.float32(1e-30)
 _CHUNK_VALUES = 1 << 22
 """Values converted at a time, so that temporary copies stay near 16 MiB."""
 
@@ -100,8 +101,9 @@ def quantise_q8_0(values: Floats) -> Bytes:
     """float32 (rows, n) -> Q8_0 bytes (rows, n / 32 * 34), rounding as ggml's reference does."""
     blocks = values.reshape(-1, Q8_BLOCK)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    # Scales this small become 0 as float16 anyway, and their inverse would overflow.
+    scale[scale < _LEAST_SCALE] = 0
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     scaled = blocks * inverse
     # roundf: halves away from zero, unlike numpy's halves to even.
     whole = np.trunc(scaled)

@@ -151,11 +151,6 @@ class GgufFile:
             yield self.tensor(name)
 
 
-def printable(text: str) -> str:
-    """A text from a file in one line without control characters, safe in messages."""
-    return "".join(c if c.isprintable() else " " for c in text).strip()
-
-
 def is_gguf(path: Path) -> bool:
     """Whether the file starts like a GGUF; False when it cannot be read."""
     try:

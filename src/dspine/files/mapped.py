@@ -1,4 +1,4 @@
-"""Mapping a file into memory for reading, with errors that a user can act on."""
+"""Mapping a file into memory for reading, and making its texts safe to show."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def map_file(path: Path) -> mmap.mmap:
         raise FileError(f"{path} is empty: copy or download it again") from error
     except OSError as error:
         raise FileError(f"cannot read {path}: {reason(error)}") from error
+
+
+def printable(text: str) -> str:
+    """A text from a file in one line without control characters, safe in messages."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()

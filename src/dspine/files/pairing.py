@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from dspine.errors import FileError, PairError
-from dspine.files.gguf_file import GgufHeader, find_tensor, printable, read_header
+from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
+from dspine.files.mapped import printable
 from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair
 
 FINGERPRINT_TENSOR = "output_norm.weight"
@@ -31,7 +32,8 @@ def describe_target(path: Path) -> Pair:
     without a tokenizer gives an empty `vocab_hash`, one without `output_norm.weight` an empty
     `fingerprint`. Raises FileError when the file is not a language model.
     """
-    header = read_header(path)
+    gguf = GgufFile(path)
+    header = gguf.header
     architecture = header.architecture
     if not architecture or not architecture.isprintable():
         raise FileError(f"{path} does not name its architecture: it is not a language model")
@@ -55,7 +57,7 @@ def describe_target(path: Path) -> Pair:
         num_layers=trunk,
         vocab_size=len(texts) or _rows_of_embedding(header),
         vocab_hash=vocab_hash(texts) if texts else "",
-        fingerprint=_fingerprint(path),
+        fingerprint=_fingerprint(gguf),
     )
 
 
@@ -131,8 +133,11 @@ def metadata_text(header: GgufHeader, key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _fingerprint(path: Path) -> str:
-    norm = find_tensor(path, FINGERPRINT_TENSOR)
+def _fingerprint(gguf: GgufFile) -> str:
+    if FINGERPRINT_TENSOR in gguf.header.tensors:
+        norm: StoredTensor | None = gguf.tensor(FINGERPRINT_TENSOR)
+    else:
+        norm = find_tensor(gguf.path, FINGERPRINT_TENSOR)
     if norm is None:
         return ""
     return hashlib.sha256(np.ascontiguousarray(norm.as_float32(), "<f4").tobytes()).hexdigest()

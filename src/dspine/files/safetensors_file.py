@@ -19,7 +19,7 @@ import numpy as np
 from dspine.errors import FileError
 from dspine.files.atomic import atomic_write
 from dspine.files.dtypes import Array
-from dspine.files.mapped import map_file
+from dspine.files.mapped import map_file, printable
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -175,7 +175,9 @@ def _entry(path: Path, name: str, entry: object, room: int) -> tuple[str, list[i
     dtype = entry.get("dtype")
     shape, offsets = _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise FileError(f"{path}: tensor {name} has dtype {dtype!r}, which is not supported")
+        raise FileError(
+            f"{path}: tensor {printable(name)} has dtype {dtype!r}, which is not supported"
+        )
     if shape is None or offsets is None or len(offsets) != 2:
         raise _damaged(path, f"the shape or place of tensor {name} is no list of whole numbers")
     first, last = offsets
@@ -194,4 +196,4 @@ def _counts(value: object) -> list[int] | None:
 
 
 def _damaged(path: Path, what: str) -> FileError:
-    return FileError(f"{path} is damaged: {what}; copy or download it again")
+    return FileError(f"{path} is damaged: {printable(what)}; copy or download it again")
