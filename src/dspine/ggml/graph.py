@@ -43,6 +43,7 @@ class Graph(Operations):
         self._room = max_nodes
         self._owners: dict[int, Owner] = {}
         self._inputs: list[Tensor] = []
+        self._unset: set[int] = set()
         self._free_context = weakref.finalize(self, lib.ggml_free, context)
         self._graph: int = lib.ggml_new_graph_custom(context, max_nodes, False)
         allocator = lib.ggml_gallocr_new(backend.buffer_type)
@@ -73,7 +74,7 @@ class Graph(Operations):
         return size
 
     def input(self, name: str, type_name: str, ne: Sequence[int]) -> Tensor:
-        """A tensor to be filled with `set` before each compute."""
+        """A tensor to be filled with `set` before the first compute."""
         self._check_building()
         if not 1 <= len(ne) <= 4 or any(n < 1 for n in ne):
             raise UsageError(f"input {name!r} has shape {tuple(ne)}: it must be positive")
@@ -84,8 +85,11 @@ class Graph(Operations):
         pointer = lib.ggml_new_tensor(self._open_context(), kind.number, len(ne), dims.ctypes.data)
         lib.ggml_set_name(pointer, name.encode()[:63])
         lib.ggml_set_input(pointer)
+        # Else its memory would be reused once it was read, and the next compute see other data.
+        lib.ggml_set_output(pointer)
         tensor = Tensor.wrap(pointer, self, self)
         self._inputs.append(tensor)
+        self._unset.add(pointer)
         return tensor
 
     def output(self, tensor: Tensor, name: str) -> Tensor:
@@ -121,9 +125,7 @@ class Graph(Operations):
         self._allocated = True
 
     def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
-        """Fill an input with an array of its type and size. Every input must be set before each
-        compute: its memory may hold other results once it has been read.
-        """
+        """Fill an input with an array of its type and size; it keeps its values until set again."""
         self._check_ready(tensor)
         if (
             values.dtype != _DTYPES.get(tensor.type.name)
@@ -134,6 +136,7 @@ class Graph(Operations):
                 f"input {tensor.name!r} takes {tensor.size} contiguous {tensor.type.name} values, "
                 f"not {values.dtype} of shape {values.shape}"
             )
+        self._unset.discard(tensor.pointer)
         self._tensor_set(tensor.pointer, values.ctypes.data, 0, values.nbytes)
 
     def compute(self) -> None:
@@ -141,6 +144,9 @@ class Graph(Operations):
         if not self._allocated:
             raise UsageError("the graph was computed before allocate()")
         self._check_open()
+        if self._unset:
+            names = [t.name for t in self._inputs if t.pointer in self._unset]
+            raise UsageError(f"the graph was computed before its inputs {names} were set")
         for owner in self._owners.values():
             if owner.closed:
                 raise ClosedError("a graph was computed after the weights it reads were closed")

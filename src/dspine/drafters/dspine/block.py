@@ -231,11 +231,11 @@ class BlockGraph:
         k, size, rest = c.top_k, c.hidden_size, self.width - 2
         chosen = g.top_k(weights.head @ hidden, k)
         chosen = g.reshape(chosen, k * n)
-        rows = g.get_rows(weights.head, chosen)
         if weights.target_ids is not None:
             ids = g.reshape(g.get_rows(weights.target_ids, chosen), k * n)
         else:
             ids = chosen
+        rows = g.get_rows(weights.scoring, ids if weights.scoring_by_id else chosen)
         self._candidates = g.output(ids, "candidates")
         self._first_row = g.output(g.rows(rows, 0, k) @ g.rows(hidden, 0, 1), "first_row")
         self._table: Tensor | None = None

@@ -36,7 +36,7 @@ class ContextCache:
     """K/V of one sequence, and which position each row holds."""
 
     def __init__(
-        self, backend: Backend, config: DrafterConfig, n_ctx: int, cache_type: str = "f32"
+        self, backend: Backend, config: DrafterConfig, n_ctx: int, cache_type: str = "f16"
     ) -> None:
         self.config = config
         self.block_rows = -(-config.block_size // _ALIGN) * _ALIGN

@@ -17,7 +17,7 @@ from dspine.drafters.dspine.context import CHUNKS, ContextCache, ContextGraph
 from dspine.drafters.dspine.target import host_tensor, target_tensors
 from dspine.drafters.dspine.weights import build_weights
 from dspine.errors import ClosedError, UsageError
-from dspine.files.drafter_file import read_drafter
+from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.schema import DrafterConfig
 from dspine.ggml import Backend, Device, HostTensor, Tensor
 from dspine.llama.model import Model
@@ -47,7 +47,7 @@ class DSpineDrafter:
         n_threads: int = 1,
         device: Device | None = None,
         draft_vocab: npt.NDArray[np.int32] | None = None,
-        cache_type: str = "f32",
+        cache_type: str = "f16",
     ) -> None:
         if n_ctx < 1:
             raise UsageError(f"n_ctx is {n_ctx}: at least 1 is needed")
@@ -80,14 +80,34 @@ class DSpineDrafter:
         n_ctx: int,
         n_threads: int = 1,
         device: Device | None = None,
-        cache_type: str = "f32",
+        cache_type: str = "f16",
     ) -> DSpineDrafter:
         """Open a drafter file for a loaded target, whose embedding and head it shares.
 
         Raises FileError for a damaged file or one of another shape, CapacityError when memory is
         short. That the two belong together is checked by dspine.files.pairing, not here.
         """
-        file = read_drafter(path)
+        return cls.from_file(
+            read_drafter(path),
+            target,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            device=device,
+            cache_type=cache_type,
+        )
+
+    @classmethod
+    def from_file(
+        cls,
+        file: DrafterFile,
+        target: Model,
+        *,
+        n_ctx: int,
+        n_threads: int = 1,
+        device: Device | None = None,
+        cache_type: str = "f16",
+    ) -> DSpineDrafter:
+        """The same for a file that was already read."""
         embedding, head = target_tensors(target)
         return cls(
             file.config,
