@@ -141,13 +141,15 @@ def read_drafter(path: Path) -> DrafterFile:
 
 def check_names(label: str, expected: Sequence[str], found: Sequence[str]) -> None:
     """Raise FileError when tensor names are missing or unknown; names at most three of each."""
-    missing = [n for n in expected if n not in set(found)]
-    unknown = [n for n in found if n not in set(expected)]
-    problems = [
-        f"{len(names)} {what} ({', '.join(map(printable, names[:3]))}{', ...' if len(names) > 3 else ''})"
-        for what, names in (("missing", missing), ("unknown", unknown))
-        if names
-    ]
+    wanted, present = set(expected), set(found)
+    problems: list[str] = []
+    for names, what in (
+        ([n for n in expected if n not in present], "missing"),
+        ([n for n in found if n not in wanted], "unknown"),
+    ):
+        if names:
+            shown = ", ".join(map(printable, names[:3])) + (", ..." if len(names) > 3 else "")
+            problems.append(f"{len(names)} {what} ({shown})")
     if problems:
         raise FileError(
             f"{label}: {' and '.join(problems)} of {len(expected)} tensors expected from its "
