@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +26,7 @@ from dspine.llama.library import find_library
 from dspine.llama.measure import measure_flash_attention, measure_rows
 from dspine.llama.model import Model, load_safely
 from dspine.llama.probe import model_kind
+from dspine.llama.taps import CallbackTaps, LayerInputTaps
 from tests.support.tiny_models import tiny_llama, tiny_qwen35
 
 
@@ -206,13 +210,17 @@ def test_a_batch_refuses_what_cannot_be_decoded() -> None:
         ("token id -2 is negative", lambda: batch.add_tokens([3, -2], 0)),
         ("position -1 is negative", lambda: batch.add(1, -1)),
         ("sequence -1 is negative", lambda: batch.add(1, 0, (-1,))),
+        ("token id 2147483648 is larger", lambda: batch.add(2**31, 0)),
+        ("position 2147483648 is too large", lambda: batch.add_tokens([1], 2**31 - 1)),
+        (r"sequences \[2, 2\] name one twice", lambda: batch.add(1, 0, (2, 2))),
+        ("sequence -1 is negative", lambda: batch.add(1, 0, (4, -1))),
         ("at least one sequence", lambda: batch.add(1, 0, ())),
         ("logits is 'some'", lambda: batch.add_tokens([1], 0, 0, "some")),  # type: ignore[arg-type]  # wrong on purpose
     ]
     for words, call in refused:
         with pytest.raises(UsageError, match=words):
             call()
-    assert len(batch) == 0
+    assert (len(batch), batch.spans) == (0, {})
     batch.add_tokens([1, 2], 5)
     with pytest.raises(UsageError, match="position 6 of sequence 0 does not follow 6"):
         batch.add(3, 6)
@@ -275,6 +283,25 @@ def test_a_layer_that_never_shows_its_output_is_refused_when_it_is_read(model: M
         context.decode(batch_of([5]))
         with pytest.raises(UsageError, match="layer 1 of this target does not show its output"):
             context.features(0, 1)
+
+
+@pytest.mark.parametrize("lacking", ["symbols", "architecture"])
+def test_without_published_layer_inputs_taps_are_read_by_callback(
+    path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Model.load(path) as model:
+        with Context(model, n_ctx=64, n_threads=1, taps=(2, 0)) as context:
+            context.decode(batch_of([5, 6, 7]))
+            expected = context.features(0, 3)
+            assert isinstance(context._tap_reader, LayerInputTaps)
+        if lacking == "symbols":
+            model._handle.native = replace(model._handle.native, set_tap=None, get_tap=None)
+        else:
+            monkeypatch.setattr(context_module, "PUBLISHING_ARCHITECTURES", frozenset({"qwen3"}))
+        with Context(model, n_ctx=64, n_threads=1, taps=(2, 0)) as context:
+            context.decode(batch_of([5, 6, 7]))
+            assert isinstance(context._tap_reader, CallbackTaps)
+            assert context.features(0, 3).tobytes() == expected.tobytes()
 
 
 # Closing
@@ -350,21 +377,42 @@ def test_the_second_library_of_a_process_is_refused(tmp_path: Path) -> None:
         find_library(tmp_path)
 
 
-def test_a_broken_library_file_is_an_error_with_a_cure(tmp_path: Path) -> None:
-    (tmp_path / find_library().file.name).write_text("not a library")
-    code = (
-        "from dspine.errors import LibraryError\n"
-        "from dspine.llama.library import find_library\n"
-        "try:\n    find_library()\n"
-        "except LibraryError as error:\n    print(error)\n"
-    )
-    environment = {**os.environ, "DSPINE_LIBRARY": str(tmp_path)}
+FIND = (
+    "from dspine.errors import LibraryError\n"
+    "from dspine.llama.library import find_library\n"
+    "try:\n    find_library()\n"
+    "except LibraryError as error:\n    print(error)\n"
+)
+
+
+def output_of(code: str, folder: Path | None) -> str:
+    """What a fresh interpreter prints; nothing may go to its standard error."""
+    environment = {**os.environ, **({"DSPINE_LIBRARY": str(folder)} if folder else {})}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("the llama.cpp library cannot be loaded (")
-    assert "pip install llama-cpp-python==0.3.36" in done.stdout
     assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_library_that_cannot_be_used_is_an_error_with_a_cure(tmp_path: Path) -> None:
+    library = find_library()
+    wrong = tmp_path / library.file.name
+    wrong.write_text("not a library")
+    assert re.match(
+        r"the llama\.cpp library cannot be loaded \(.*pip install llama-cpp-python==0\.3\.36",
+        output_of(FIND, tmp_path),
+    )
+    # a real library of the wrong kind: it loads and has none of the functions
+    shutil.copy(library.path / library.file.name.replace("llama", "ggml-base"), wrong)
+    assert re.match(
+        r"the llama\.cpp library in \S+ has no function llama_\w+: it is another version",
+        output_of(FIND, tmp_path),
+    )
+    missing = "import sys\nsys.modules['llama_cpp'] = None\n" + FIND
+    assert output_of(missing, None) == (
+        "the Python package llama_cpp is missing: run pip install llama-cpp-python==0.3.36\n"
+    )
 
 
 def test_success_prints_nothing(path: Path, tmp_path: Path) -> None:

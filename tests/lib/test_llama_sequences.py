@@ -80,6 +80,18 @@ def test_a_hybrid_target_cannot_be_trimmed_but_returns_to_its_checkpoint_exactly
     assert again.tobytes() == expected.tobytes()
 
 
+def test_both_ways_to_read_taps_agree_on_a_hybrid_target(hybrid: Model) -> None:
+    features = []
+    for by_callback in (False, True):
+        with Context(
+            hybrid, n_ctx=64, n_threads=1, taps=(2, 0, 1), taps_by_callback=by_callback
+        ) as context:
+            run(context, PROMPT, 0)
+            features.append(context.features(0, 8))
+    assert features[0].shape == (8, 3 * 64)
+    assert features[0].tobytes() == features[1].tobytes()
+
+
 def test_checkpoints_work_the_same_on_a_dense_target(dense: Model) -> None:
     with Context(dense, n_ctx=64, n_threads=1) as context:
         first = run(context, PROMPT, 0)

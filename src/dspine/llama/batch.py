@@ -13,6 +13,7 @@ from dspine.llama.checks import require_count
 from dspine.llama.library import native_functions
 
 LogitsOf = Literal["all", "last", "none"]
+_LARGEST = 2**31 - 1
 
 
 class Batch:
@@ -104,10 +105,13 @@ class Batch:
         """
         row = self._size
         self._check_room(1)
-        if token < 0:
-            raise UsageError(f"token id {token} is negative: ids start at 0")
+        _check_token(token, token)
         if not sequences:
             raise UsageError("a row needs at least one sequence")
+        if len(set(sequences)) != len(sequences):
+            raise UsageError(f"sequences {list(sequences)} name one twice")
+        for sequence in sequences:
+            self._check_span(sequence, position, 1)
         for sequence in sequences:
             self._extend(sequence, position, 1)
         self._tokens[row] = token
@@ -142,10 +146,11 @@ class Batch:
         if not count:
             return first
         self._check_room(count)
-        if min(tokens) < 0:
-            raise UsageError(f"token id {min(tokens)} is negative: ids start at 0")
+        highest = max(tokens)
+        _check_token(min(tokens), highest)
         if logits not in ("all", "last", "none"):
             raise UsageError(f"logits is {logits!r}: choose all, last or none")
+        self._check_span(sequence, position, count)
         self._extend(sequence, position, count)
         end = first + count
         self._tokens[first:end] = tokens
@@ -154,7 +159,7 @@ class Batch:
         self._wanted[first:end] = logits == "all"
         if logits == "last":
             self._wanted[end - 1] = 1
-        self._highest_token = max(self._highest_token, max(tokens))
+        self._highest_token = max(self._highest_token, highest)
         self._outputs += {"all": count, "last": 1, "none": 0}[logits]
         self._size = end
         self.native.n_tokens = end
@@ -167,21 +172,30 @@ class Batch:
                 f"in smaller pieces"
             )
 
-    def _extend(self, sequence: int, position: int, count: int) -> None:
+    def _check_span(self, sequence: int, position: int, count: int) -> None:
         if sequence < 0:
             raise UsageError(f"sequence {sequence} is negative: sequences start at 0")
         if position < 0:
             raise UsageError(f"position {position} is negative: positions start at 0")
+        if position + count > _LARGEST:
+            raise UsageError(f"position {position + count} is too large: the limit is {_LARGEST}")
         span = self._spans.get(sequence)
-        if span is None:
-            self._spans[sequence] = (position, position + count)
-        elif span[1] == position:
-            self._spans[sequence] = (span[0], position + count)
-        else:
+        if span is not None and span[1] != position:
             raise UsageError(
                 f"position {position} of sequence {sequence} does not follow {span[1] - 1}, the "
                 f"last one in the batch: positions must be consecutive"
             )
+
+    def _extend(self, sequence: int, position: int, count: int) -> None:
+        first = self._spans.get(sequence, (position, position))[0]
+        self._spans[sequence] = (first, position + count)
+
+
+def _check_token(lowest: int, highest: int) -> None:
+    if lowest < 0:
+        raise UsageError(f"token id {lowest} is negative: ids start at 0")
+    if highest > _LARGEST:
+        raise UsageError(f"token id {highest} is larger than any vocabulary")
 
 
 def _pointer(array: Any, kind: Any) -> Any:
