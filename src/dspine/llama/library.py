@@ -123,11 +123,8 @@ def _import(wanted: Path | None) -> tuple[Any, Path]:
     try:
         api = importlib.import_module("llama_cpp.llama_cpp")
     except ModuleNotFoundError as error:
-        raise LibraryError(
-            f"the Python package {error.name} is missing: run {INSTALL}"
-            if error.name == "llama_cpp"
-            else f"llama-cpp-python is incomplete, {error.name} is missing: run {INSTALL}"
-        ) from error
+        name = (error.name or "llama_cpp").partition(".")[0]
+        raise LibraryError(f"the Python package {name} is missing: run {INSTALL}") from error
     except AttributeError as error:
         symbol = re.search(r"undefined symbol: (\w+)", str(error))
         raise LibraryError(
