@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from dspine.cli import convert, inspect, train
+from dspine.cli import convert, doctor, inspect, run, train
 from dspine.errors import DspineError
 
 INTERRUPTED = 130
@@ -22,7 +22,7 @@ def cli() -> None:
     """Make a local model answer faster without changing what it says."""
 
 
-for command in (inspect.command, convert.command, train.command):
+for command in (run.command, doctor.command, inspect.command, convert.command, train.command):
     cli.add_command(command)
 
 

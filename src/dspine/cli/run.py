@@ -1,0 +1,91 @@
+"""`dspine run`: answer one prompt; the text goes to stdout, one line of speed to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dspine.cli.compare import print_comparison
+from dspine.cli.options import Options, settings_command
+from dspine.cli.output import print_json, speed_line, warn
+from dspine.cli.session import open_engine, read_request
+from dspine.engine.events import Event, Finish, Step
+from dspine.errors import UsageError
+
+if TYPE_CHECKING:
+    from dspine.engine.engine import Engine
+
+INTERRUPTED = 130
+
+
+@settings_command("run", click.Argument(["prompt_argument"], required=False, metavar="[PROMPT]"))
+def command(options: Options, prompt_argument: str | None) -> int:
+    """Answer PROMPT with the target; a drafter makes it faster without changing the text."""
+    if options.switch("plain") and options.switch("compare"):
+        raise UsageError("--plain and --compare exclude each other: --compare runs both ways")
+    request = read_request(options, prompt_argument, sys.stdin)
+    with open_engine(options) as engine:
+        for notice in engine.notices:
+            warn(notice)
+        if options.switch("compare"):
+            comparison = engine.compare(
+                request.prompt, max_tokens=request.max_tokens, stop=request.stop, raw=request.raw
+            )
+            return print_comparison(comparison, as_json=options.switch("json"))
+        events = engine.generate(
+            request.prompt,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            raw=request.raw,
+            plain=options.switch("plain"),
+        )
+        if options.switch("json"):
+            return print_answer(events, about(engine))
+        return stream(events)
+
+
+def about(engine: Engine) -> dict[str, Any]:
+    """Which files answered."""
+    return {
+        "model": str(engine.model_path),
+        "drafter": None if engine.drafter_path is None else str(engine.drafter_path),
+        "proposer": engine.proposer,
+    }
+
+
+def stream(events: Iterable[Event]) -> int:
+    """Write text the moment it is certain, then the line of speed; returns the exit code."""
+    finish = None
+    for event in events:
+        if isinstance(event, Step) and event.text:
+            click.echo(event.text, nl=False)
+        elif isinstance(event, Finish):
+            finish = event
+    click.echo()
+    if finish is not None:
+        click.echo(speed_line(finish.stats), err=True)
+    return exit_code(finish)
+
+
+def print_answer(events: Iterable[Event], source: dict[str, Any]) -> int:
+    """The whole answer as one document; returns the exit code."""
+    text, tokens, finish = "", list[int](), None
+    for event in events:
+        if isinstance(event, Step):
+            text += event.text
+            tokens.extend(event.tokens)
+        elif isinstance(event, Finish):
+            finish = event
+    document = {**source, "text": text, "tokens": tokens}
+    if finish is not None:
+        document |= {"finish_reason": finish.reason, "stats": finish.stats.to_json()}
+    print_json(document)
+    return exit_code(finish)
+
+
+def exit_code(finish: Finish | None) -> int:
+    """An answer that was broken off keeps its text and says so with the shell's own number."""
+    return INTERRUPTED if finish is None or finish.reason == "cancelled" else 0

@@ -1,0 +1,76 @@
+"""From the settings of a command line to an open engine and a request for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from dspine.cli.options import Options
+from dspine.cli.prompt import read_prompt, read_text
+from dspine.errors import UsageError
+
+if TYPE_CHECKING:
+    from dspine.engine.engine import Engine
+    from dspine.engine.prompt import Prompt
+
+FLASH_ATTENTION = {"auto": None, "on": True, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one `dspine run` asks for."""
+
+    prompt: Prompt
+    raw: bool
+    max_tokens: int | None
+    stop: tuple[str, ...]
+
+
+def read_request(options: Options, argument: str | None, standard_input: TextIO) -> Request:
+    """Prompt and limits; UsageError for what does not go together."""
+    count, raw, system = options.number("predict"), options.switch("raw"), options.text("system")
+    if count == 0:
+        raise UsageError("-n is 0: ask for at least 1 token, or -1 for no limit")
+    if raw and system is not None:
+        raise UsageError("--raw and --system exclude each other: raw text has no system message")
+    text = read_prompt(argument, options.text("prompt"), options.path("file"), standard_input)
+    user = {"role": "user", "content": text}
+    return Request(
+        prompt=text if system is None else [{"role": "system", "content": system}, user],
+        raw=raw,
+        max_tokens=None if count < 0 else count,
+        stop=options.texts("stop"),
+    )
+
+
+def open_engine(options: Options) -> Engine:
+    """Load the pair that the options name; nothing of the drafter is loaded for --plain."""
+    from dspine.engine.load import load
+
+    use_cache_dir(options)
+    template, flash = options.path("chat_template"), options.choice("flash_attn")
+    return load(
+        options.path("model"),
+        options.path("model_draft"),
+        proposer="none" if options.switch("plain") else options.choice("proposer"),
+        n_ctx=options.positive("ctx_size"),
+        n_threads=options.positive("threads"),
+        n_batch=options.number("batch_size"),
+        n_gpu_layers=options.number("n_gpu_layers"),
+        spec_draft_n_max=options.positive("spec_draft_n_max"),
+        flash_attention=FLASH_ATTENTION[flash],
+        cache_type_k=options.choice("cache_type_k"),
+        cache_type_v=options.choice("cache_type_v"),
+        library=options.path("library"),
+        cache_dir=options.path("cache_dir"),
+        probe=not options.switch("no_probe"),
+        chat_template=None if template is None else read_text(template),
+    )
+
+
+def use_cache_dir(options: Options) -> None:
+    """The probe and its child process find the folder through the environment."""
+    folder = options.path("cache_dir")
+    if folder is not None:
+        os.environ["DSPINE_CACHE_DIR"] = str(folder)

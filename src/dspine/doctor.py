@@ -1,0 +1,201 @@
+"""Examines this machine: the library, whether it survives a decode, what rows cost, what pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspine.default_pair import choose_pair
+from dspine.errors import DspineError, LibraryError
+
+if TYPE_CHECKING:
+    from dspine.engine.engine import Engine
+    from dspine.llama.library import Library
+    from dspine.llama.model import Model
+    from dspine.llama.probe import ProbeResult
+
+ROWS = (1, 2, 4, 8, 16)
+DEPTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to examine; None stands for a default."""
+
+    model: Path | None = None
+    drafter: Path | None = None
+    library: Path | None = None
+    cache_dir: Path | None = None
+    n_ctx: int | None = None
+    n_threads: int | None = None
+    n_gpu_layers: int = 0
+    flash_attention: bool | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    depth: int = DEPTH
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What the measurements promise for the pair."""
+
+    drafter: str | None
+    pays: bool
+    width: int
+    """Block width that would be used, 1 without drafts of a drafter."""
+    expected_speedup: float
+    verdict: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found, as far as the examination came; `problems` is empty when all works."""
+
+    library: Library | None = None
+    probe: ProbeResult | None = None
+    target: dict[str, Any] | None = None
+    rows_ms: dict[bool, dict[int, float]] = field(default_factory=dict)
+    """Milliseconds by flash attention (off, on) and row count."""
+    flash_attention: bool | None = None
+    """The setting that would be used."""
+    speculation: Speculation | None = None
+    problems: list[str] = field(default_factory=list)
+    exit_code: int = 0
+
+    def add_problem(self, sentence: str, exit_code: int) -> None:
+        """The first problem decides the exit code."""
+        self.problems.append(sentence)
+        self.exit_code = self.exit_code or exit_code
+
+    def to_json(self) -> dict[str, Any]:
+        """`rows_ms` is that of the setting that would be used."""
+        used = self.rows_ms.get(self.flash_attention) if self.flash_attention is not None else None
+        return {
+            "ok": not self.problems,
+            "problems": self.problems,
+            "library": self.library and _plain(asdict(self.library)),
+            "probe": self.probe and {"status": self.probe.status, **asdict(self.probe)},
+            "target": self.target,
+            "flash_attention": self.flash_attention,
+            "rows_ms": used and _text_keys(used),
+            "rows_ms_by_flash_attention": {
+                "on" if on else "off": _text_keys(rows) for on, rows in self.rows_ms.items()
+            },
+            "speculation": self.speculation and asdict(self.speculation),
+        }
+
+
+def examine(question: Question, on_stage: Callable[[str], None]) -> Report:
+    """Go through every part until one fails; `on_stage` hears what takes a while.
+
+    Problems that a user can cure end up in the report, not in an exception.
+    """
+    report = Report()
+    try:
+        _examine(question, report, on_stage)
+    except DspineError as error:
+        report.add_problem(str(error), error.exit_code)
+    return report
+
+
+def _examine(question: Question, report: Report, on_stage: Callable[[str], None]) -> None:
+    from dspine.llama.library import find_library
+    from dspine.llama.model import Model, check_file
+    from dspine.llama.probe import probe
+
+    report.library = find_library(question.library)
+    model_path, drafter_path = choose_pair(question.model, question.drafter)
+    check_file(model_path)
+    on_stage("decoding one token in a child process")
+    report.probe = probe(model_path, report.library)
+    report.probe.require_usable()
+    if report.probe.notice:
+        report.add_problem(report.probe.notice, LibraryError.exit_code)
+    on_stage(f"timing {', '.join(map(str, ROWS))} rows with and without flash attention")
+    with Model.load(
+        model_path,
+        n_gpu_layers=question.n_gpu_layers,
+        use_extra_buffers=report.probe.use_extra_buffers,
+    ) as model:
+        report.target = _describe(model)
+        report.rows_ms = _time_rows(model, question)
+    on_stage("timing the drafter and choosing the width")
+    with _open(question, model_path, drafter_path) as engine:
+        plan = engine.plan
+        report.flash_attention = plan.flash_attention if plan else None
+        report.speculation = _judge(engine)
+
+
+def _time_rows(model: Model, question: Question) -> dict[bool, dict[int, float]]:
+    from dspine.llama.measure import measure_flash_attention
+
+    depth = min(question.depth, model.context_train - max(ROWS))
+    return measure_flash_attention(
+        model,
+        rows=ROWS,
+        depth=depth,
+        n_threads=question.n_threads,
+        cache_type_k=question.cache_type_k,
+        cache_type_v=question.cache_type_v,
+    )
+
+
+def _open(question: Question, model: Path, drafter: Path | None) -> Engine:
+    from dspine.engine.load import load
+
+    return load(
+        model,
+        drafter,
+        n_ctx=question.n_ctx,
+        n_threads=question.n_threads,
+        n_gpu_layers=question.n_gpu_layers,
+        flash_attention=question.flash_attention,
+        cache_type_k=question.cache_type_k,
+        cache_type_v=question.cache_type_v,
+        library=question.library,
+        cache_dir=question.cache_dir,
+    )
+
+
+def _judge(engine: Engine) -> Speculation:
+    drafter, plan = engine.drafter_path, engine.plan
+    if drafter is None or plan is None or plan.drafter is None:
+        verdict = "no drafter for this target: drafts come from repeated text alone"
+        return Speculation(None, pays=False, width=1, expected_speedup=1.0, verdict=verdict)
+    choice = plan.drafter
+    if choice.width < 2:
+        verdict = engine.disabled_reason or "drafting does not pay here"
+    else:
+        verdict = (
+            f"drafting pays: {choice.width} rows a verify give about "
+            f"{choice.expected_tokens:.2f} tokens in {choice.step_ms:.1f} ms, "
+            f"{choice.speedup:.2f} times the plain speed"
+        )
+    return Speculation(str(drafter), choice.width > 1, choice.width, choice.speedup, verdict)
+
+
+def _describe(model: Model) -> dict[str, Any]:
+    return {
+        "path": str(model.path),
+        "architecture": model.architecture,
+        "layers": model.num_layers,
+        "parameters": model.num_parameters,
+        "bytes": model.size_bytes,
+    }
+
+
+def _text_keys(rows: dict[int, float]) -> dict[str, float]:
+    return {str(count): round(ms, 3) for count, ms in rows.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Paths as texts and tuples as lists, for JSON."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
