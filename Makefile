@@ -33,7 +33,7 @@ format: require-python    ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: require-python      ## write docs/flags.md anew from settings.py
+docs: require-python      ## write docs/flags.md anew from the settings
 	@$(PYTHON) tools/setup_env.py test --venv $(VENV)
 	$(BIN)/python -m tools.flag_table --write
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dspine.errors import UsageError
-from dspine.setting import Setting, Value, resolve
-from dspine.settings import SETTINGS
+from dspine.settings import SETTINGS, Setting, Value, resolve
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from dspine.setting import Setting, Value, resolve
-from dspine.settings import settings_of
+from dspine.errors import UsageError
+from dspine.settings import Setting, Value, resolve, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,19 @@ class Options:
         if isinstance(value, tuple):
             return value
         raise TypeError(f"{name} is not a list")
+
+
+def required_path(options: Options, name: str, example: str) -> Path:
+    path = options.path(name)
+    if path is None:
+        raise UsageError(f"no {name} is given: name it with {example}")
+    return path
+
+
+def own_weights(options: Options) -> str | None:
+    """Weight type of the target's copy for a long job, None for its own file."""
+    weights = options.choice("weights")
+    return None if weights == "own" else weights
 
 
 class SettingsCommand(click.Command):

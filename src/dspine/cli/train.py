@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from dspine.cli import train_fit
+from dspine.cli import train_answers, train_features, train_fit, train_ngram
 
 command = click.Group(
     "train", help="Make a drafter for a target: answers, then features, fit, and eval."
 )
-command.add_command(train_fit.command)
+for step in (train_answers, train_features, train_ngram, train_fit):
+    command.add_command(step.command)

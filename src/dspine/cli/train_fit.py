@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 import click
 
-from dspine.cli.options import Options, settings_command
+from dspine.cli.options import Options, required_path, settings_command
 from dspine.default_pair import default_target
-from dspine.errors import UsageError
 
 INTERRUPTED = 130
 
@@ -17,9 +16,7 @@ INTERRUPTED = 130
 @settings_command("train fit")
 def command(options: Options) -> int:
     """Train a drafter for the target on feature shards; the same command continues it."""
-    output = options.path("output")
-    if output is None:
-        raise UsageError("no output folder: name one with -o FOLDER")
+    output = required_path(options, "output", "-o FOLDER")
     from dspine.train.options import FitOptions, Geometry
     from dspine.train.trainer import fit
 
@@ -42,7 +39,7 @@ def command(options: Options) -> int:
                 mask_token_id=options.number("mask_token_id"),
             ),
             draft_vocab_size=options.positive("draft_vocab_size"),
-            vocabulary_answers=options.paths("answers"),
+            vocabulary_answers=options.paths("vocabulary_answers"),
             copy_layers=not options.switch("no_copy_layers"),
             learning_rate=options.real("learning_rate"),
             anchors_per_step=options.number("anchors_per_step"),

@@ -1,15 +1,14 @@
-"""Every option once. The command line, the flag table in the docs and the server read this list."""
+"""The options of `dspine run`, `doctor` and whatever else loads a model."""
 
 from __future__ import annotations
 
-from dspine.setting import Setting
-from dspine.train_settings import CONVERT_SETTINGS, TRAIN_SETTINGS
+from dspine.settings.setting import Setting
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 EVERY_LOADING_COMMAND = ("run", "doctor")
-TRAIN_COMMANDS = ("train answers", "train features", "train fit", "train eval")
+TRAIN_COMMANDS = ("train answers", "train features", "train ngram", "train fit", "train eval")
 
-SETTINGS: tuple[Setting, ...] = (
+RUN_SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="model",
         flags=("-m", "--model"),
@@ -172,7 +171,7 @@ SETTINGS: tuple[Setting, ...] = (
         default_text="what the model's chat template says",
         group="Prompt",
         help="System message put before the prompt.",
-        commands=("run",),
+        commands=("run", "train answers"),
         placeholder="TEXT",
     ),
     Setting(
@@ -266,11 +265,4 @@ SETTINGS: tuple[Setting, ...] = (
         help="Do not test the library in a child process first.",
         commands=("run",),
     ),
-    *CONVERT_SETTINGS,
-    *TRAIN_SETTINGS,
 )
-
-
-def settings_of(command: str) -> tuple[Setting, ...]:
-    """The settings of one command, in the order of its help."""
-    return tuple(setting for setting in SETTINGS if command in setting.commands)

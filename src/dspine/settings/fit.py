@@ -1,42 +1,10 @@
-"""The options of `dspine convert` and `dspine train`; settings.py puts them into its one list."""
+"""The options of `dspine train fit` and `dspine train eval`."""
 
 from __future__ import annotations
 
-from dspine.setting import Setting
+from dspine.settings.setting import Setting
 
-CONVERT_SETTINGS: tuple[Setting, ...] = (
-    Setting(
-        name="dtype",
-        flags=("--dtype",),
-        kind="choice",
-        default="q8_0",
-        choices=("q8_0", "f16", "bf16", "f32"),
-        group="Drafter file",
-        help="Number format of the drafter's matrices.",
-        commands=("convert",),
-    ),
-    Setting(
-        name="thinking",
-        flags=("--thinking",),
-        kind="choice",
-        default="keep",
-        choices=("keep", "on", "off"),
-        group="Drafter file",
-        help="Say whether the drafter was trained on text with reasoning; keep what is known.",
-        commands=("convert",),
-    ),
-    Setting(
-        name="force",
-        flags=("--force",),
-        kind="switch",
-        default=False,
-        group="Drafter file",
-        help="Replace the output file if it is there.",
-        commands=("convert",),
-        in_environment=False,
-    ),
-)
-TRAIN_SETTINGS: tuple[Setting, ...] = (
+FIT_SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="shards",
         flags=("--shards",),
@@ -60,8 +28,8 @@ TRAIN_SETTINGS: tuple[Setting, ...] = (
         commands=("train fit",),
     ),
     Setting(
-        name="answers",
-        flags=("--answers",),
+        name="vocabulary_answers",
+        flags=("--vocabulary-answers",),
         kind="list",
         default=(),
         placeholder="FILE",
@@ -69,17 +37,6 @@ TRAIN_SETTINGS: tuple[Setting, ...] = (
         default_text="the labels of the shards",
         group="Data",
         help="Answer file whose tokens choose the draft vocabulary; may be given several times.",
-        commands=("train fit",),
-    ),
-    Setting(
-        name="output",
-        flags=("-o", "--output"),
-        kind="path",
-        default=None,
-        placeholder="FOLDER",
-        in_environment=False,
-        group="Data",
-        help="Folder of the run: log and checkpoints. A run that is there is continued.",
         commands=("train fit",),
     ),
     Setting(
@@ -292,7 +249,7 @@ TRAIN_SETTINGS: tuple[Setting, ...] = (
         placeholder="N",
         group="Training",
         help="Start of the random numbers.",
-        commands=("train fit", "train answers"),
+        commands=("train fit", "train answers", "train features"),
     ),
     Setting(
         name="no_copy_layers",

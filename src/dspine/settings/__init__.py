@@ -1,0 +1,17 @@
+"""Every option once. The command line, the flag table in the docs and the server read this list."""
+
+from __future__ import annotations
+
+from dspine.settings.data import DATA_SETTINGS
+from dspine.settings.fit import FIT_SETTINGS
+from dspine.settings.running import RUN_SETTINGS
+from dspine.settings.setting import Setting, Value, resolve
+
+__all__ = ["SETTINGS", "Setting", "Value", "resolve", "settings_of"]
+
+SETTINGS: tuple[Setting, ...] = (*RUN_SETTINGS, *DATA_SETTINGS, *FIT_SETTINGS)
+
+
+def settings_of(command: str) -> tuple[Setting, ...]:
+    """The settings of one command, in the order of its help."""
+    return tuple(setting for setting in SETTINGS if command in setting.commands)
