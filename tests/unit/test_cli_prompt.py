@@ -43,9 +43,14 @@ def test_no_prompt_at_a_terminal_shows_how_to_give_one() -> None:
 def test_an_empty_prompt_is_refused_from_everywhere(text: str, tmp_path: Path) -> None:
     file = tmp_path / "empty"
     file.write_text(text)
-    for arguments in ((text, None, None), (None, text, None), (None, None, file)):
+    given: list[tuple[str | None, str | None, Path | None]] = [
+        (text, None, None),
+        (None, text, None),
+        (None, None, file),
+    ]
+    for argument, option, path in given:
         with pytest.raises(UsageError, match="empty"):
-            read_prompt(*arguments, Terminal())
+            read_prompt(argument, option, path, Terminal())
     with pytest.raises(UsageError, match="empty"):
         read_prompt(None, None, None, io.StringIO(text))
 

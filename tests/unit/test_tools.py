@@ -53,7 +53,9 @@ def test_a_long_file_is_told(repository: Path) -> None:
 def test_an_outdated_flag_table_is_told(repository: Path) -> None:
     page = repository / "docs" / "flags.md"
     page.write_text(page.read_text().replace("512", "513"))
-    assert check_docs.problems(repository) == ["flags.md differs from the settings: run `make docs`"]
+    assert check_docs.problems(repository) == [
+        "flags.md differs from the settings: run `make docs`"
+    ]
     page.unlink()
     assert check_docs.problems(repository) == ["flags.md is missing: run `make docs`"]
 
