@@ -1,0 +1,124 @@
+"""What every benchmark needs: prompts, the machine and commit it ran on, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PROMPTS = HERE / "prompts"
+RESULTS = HERE / "results"
+TASKS = ("gsm8k", "humaneval", "mt-bench")
+
+
+def prompts(tasks: Sequence[str] = TASKS, count: int | None = None) -> list[tuple[str, str, str]]:
+    """(task, id, prompt) of the first `count` prompts of each task."""
+    rows = []
+    for task in tasks:
+        lines = (PROMPTS / f"{task}.jsonl").read_text(encoding="utf-8").split("\n")
+        for line in [text for text in lines if text][:count]:
+            row = json.loads(line)
+            rows.append((task, row["id"], row["prompt"]))
+    return rows
+
+
+def provenance() -> dict[str, Any]:
+    """Machine, versions, commit and command line of this run."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "machine": {
+            "cpu": _cpu_model(),
+            "vector": _vector_features(),
+            "cores": _cores(),
+            "memory_gib": _memory_gib(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "dspine": version("dspine"),
+            "llama-cpp-python": version("llama-cpp-python"),
+        },
+    }
+
+
+def save(name: str, document: Mapping[str, Any], output: Path | None = None) -> Path:
+    """Write a result with its provenance; the file's path."""
+    path = output or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**provenance(), **document}, indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Options that all benchmarks share."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("-m", "--model", type=Path, help="target GGUF (default: the default pair)")
+    made.add_argument("-md", "--model-draft", type=Path, help="drafter GGUF")
+    made.add_argument("-t", "--threads", type=int, help="threads (default: one a core)")
+    made.add_argument("--count", type=int, help="prompts of each task (default: all 20)")
+    made.add_argument("-n", "--predict", type=int, default=128, help="tokens of an answer")
+    made.add_argument("-o", "--output", type=Path, help="where the JSON goes")
+    return made
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Plain columns, the first left-aligned, the others right-aligned."""
+    cells = [list(header), *([str(x) for x in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = []
+    for row in cells:
+        first = row[0].ljust(widths[0])
+        rest = [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([first, *rest]))
+    return "\n".join(lines)
+
+
+def _git(*arguments: str) -> str | None:
+    done = subprocess.run(
+        ["git", *arguments], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpuinfo(field: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
+
+
+def _cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor()
+
+
+def _vector_features() -> list[str]:
+    interesting = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+    flags = _cpuinfo("flags").split()
+    return [name for name in interesting if name in flags]
+
+
+def _cores() -> int:
+    from dspine.engine.load import physical_cores
+
+    return physical_cores()
+
+
+def _memory_gib() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()[0]
+    except OSError:
+        return None
+    return round(int(text.split()[1]) / 2**20)
