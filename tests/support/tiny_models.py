@@ -28,6 +28,7 @@ _TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
     "f16": gguf.GGMLQuantizationType.F16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
 }
 
@@ -81,7 +82,7 @@ def tiny_llama(
 ) -> Path:
     """Write a dense target of architecture `llama` with random weights; returns `path`.
 
-    `weights` is the type of the matrices: f32, f16, q8_0 or q4_1 (sizes must divide by 32).
+    `weights` is the type of the matrices: f32, f16, q8_0, q4_0 or q4_1 (sizes must divide by 32).
     """
     out = _Writer(path, "llama", seed, weights)
     head_dim = hidden_size // num_heads

@@ -17,6 +17,7 @@ _NEOX = 2
 _INDEX_TYPES = ("i32", "i64")
 _INTEGERS = ("i8", "i16", "i32", "i64", "f64")
 """Types that ggml stores but does not multiply."""
+_NO_ROWS = ("i8", "i16", "i64", "f64")
 _COPY_TYPES = ("f32", "f16", "bf16")
 
 
@@ -178,7 +179,13 @@ class Operations(ABC):
             table,
             rows,
         )
-        _require(table.has_contiguous_rows, "get_rows", "contiguous rows", table, rows)
+        _require(
+            table.has_contiguous_rows and table.type.name not in _NO_ROWS,
+            "get_rows",
+            "contiguous rows of real values or i32",
+            table,
+            rows,
+        )
         return self._node("ggml_get_rows", table, rows)
 
     def set_rows(self, table: Tensor, values: Tensor, rows: Tensor) -> Tensor:
@@ -208,9 +215,11 @@ class Operations(ABC):
             rows,
         )
         _require(
-            table.has_contiguous_rows and values.has_contiguous_rows,
+            table.has_contiguous_rows
+            and values.has_contiguous_rows
+            and table.type.name in _COPY_TYPES,
             "set_rows",
-            "contiguous rows",
+            "contiguous rows of f32, f16 or bf16",
             table,
             values,
         )

@@ -97,15 +97,11 @@ class Tensor:
     @property
     def byte_size(self) -> int:
         """Bytes from the first to the last element."""
-        if 0 in self.ne:
-            return 0
-        size = self.type.size if self.type.is_quantised else 0
-        size = (
-            self.ne[0] * self.nb[0] // self.type.block
-            if self.type.is_quantised
-            else (self.type.size + (self.ne[0] - 1) * self.nb[0])
-        )
-        return size + sum((n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:], strict=True))
+        if self.type.is_quantised:
+            row = self.ne[0] // self.type.block * self.type.size
+        else:
+            row = self.type.size + (self.ne[0] - 1) * self.nb[0]
+        return row + sum((n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:], strict=True))
 
     def check_open(self) -> None:
         """Raise ClosedError when the memory behind this tensor is gone."""

@@ -1,0 +1,72 @@
+"""The walk through the transition table, by hand and against a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dspine.drafters.dspine.chain import walk_chain
+from dspine.errors import UsageError
+
+
+def test_each_slot_reads_the_row_of_the_candidate_chosen_before() -> None:
+    candidates = np.array([[10, 11], [20, 21], [30, 31]], dtype=np.int32)
+    first = np.array([0.0, 3.0], dtype=np.float32)
+    table = np.array(
+        [
+            [[9.0, 0.0], [1.0, 2.0]],  # after 10 best is 20, after 11 best is 21
+            [[0.0, 9.0], [5.0, 4.0]],  # after 20 best is 31, after 21 best is 30
+        ],
+        dtype=np.float32,
+    )
+    draft = walk_chain(candidates, first, table)
+    assert draft.tokens == (11, 21, 30)
+    sigmoid = [1 / (1 + np.exp(-gap)) for gap in (3.0, 1.0, 1.0)]
+    assert draft.scores == pytest.approx(sigmoid, rel=1e-6)
+
+
+def test_a_single_slot_needs_no_table() -> None:
+    draft = walk_chain(
+        np.array([[4, 5, 6]], dtype=np.int32),
+        np.array([1.0, 1.0, 0.0], dtype=np.float32),
+        np.empty((0, 3, 3), dtype=np.float32),
+    )
+    assert draft.tokens == (4,), "a tie goes to the lower index"
+    assert draft.scores == pytest.approx([np.e / (2 * np.e + 1)])
+
+
+def test_large_scores_do_not_overflow() -> None:
+    draft = walk_chain(
+        np.array([[1, 2]], dtype=np.int32),
+        np.array([3e4, -3e4], dtype=np.float32),
+        np.empty((0, 2, 2), dtype=np.float32),
+    )
+    assert draft.tokens == (1,)
+    assert draft.scores == (1.0,)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_equals_a_plain_loop(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    slots, k = int(random.integers(1, 16)), int(random.integers(1, 17))
+    candidates = random.integers(0, 1000, (slots, k)).astype(np.int32)
+    first = random.standard_normal(k).astype(np.float32)
+    table = random.standard_normal((slots - 1, k, k)).astype(np.float32)
+    draft = walk_chain(candidates, first, table)
+    row = first
+    for slot in range(slots):
+        best = max(range(k), key=lambda j: row[j])
+        assert draft.tokens[slot] == candidates[slot, best]
+        odds = [float(np.exp(x)) for x in row]
+        assert draft.scores[slot] == pytest.approx(odds[best] / sum(odds), rel=1e-5)
+        if slot + 1 < slots:
+            row = table[slot, best]
+
+
+def test_shapes_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"3 slots of 2 candidates.*\(1, 2, 2\)"):
+        walk_chain(
+            np.zeros((3, 2), dtype=np.int32),
+            np.zeros(2, dtype=np.float32),
+            np.zeros((1, 2, 2), dtype=np.float32),
+        )
