@@ -18,7 +18,7 @@ from dspine.engine.prompt import token_text
 from dspine.engine.proposers import LOOKUP_SCORES
 from dspine.engine.rollback import MAX_REPLAY
 from dspine.engine.width import FixedWidth, MeasuredWidth, WidthPlan, WidthPolicy, plan_widths
-from dspine.errors import UsageError
+from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.pairing import check_pair, describe_target
 from dspine.llama.context import Context, usable_cores
@@ -187,7 +187,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 max_outputs=most + (MAX_REPLAY if model.is_recurrent else 0),
             )
         )
-        table = _table(options)
+        table = _table(options, model.vocab_size)
         closing = stack.pop_all()
         return EngineParts(
             model_path=options.model,
@@ -357,13 +357,22 @@ def _template(options: LoadOptions, model: Model) -> ChatTemplate | None:
     )
 
 
-def _table(options: LoadOptions) -> NgramTable | None:
+def _table(options: LoadOptions, vocab_size: int) -> NgramTable | None:
     if options.proposer not in ("auto", "ngram"):
         return None
-    if options.ngram_table is not None:
-        return NgramTable.load(options.ngram_table)
-    beside = options.drafter.with_suffix(".ngram.npz") if options.drafter else None
-    return NgramTable.load(beside) if beside is not None and beside.exists() else None
+    path = options.ngram_table
+    if path is None and options.drafter is not None:
+        beside = options.drafter.with_suffix(".ngram.npz")
+        path = beside if beside.exists() else None
+    if path is None:
+        return None
+    table = NgramTable.load(path)
+    if table.highest_token >= vocab_size:
+        raise FileError(
+            f"{path} proposes token {table.highest_token}, the target's vocabulary has "
+            f"{vocab_size}: the n-gram table belongs to another target"
+        )
+    return table
 
 
 def _path(value: str | Path | None) -> Path | None:

@@ -52,6 +52,11 @@ class NgramTable:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def highest_token(self) -> int:
+        """Largest token id it proposes, -1 when it is empty."""
+        return int(self.tokens.max(initial=-1))
+
     def after(self, context: Sequence[int], least: float = 0.0) -> Continuation | None:
         """What follows `context` (its last three tokens count), the longest known part first.
 

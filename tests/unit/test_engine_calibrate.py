@@ -1,0 +1,147 @@
+"""Timing and keeping measurements; the clock is the test's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dspine.drafters.base import Draft
+from dspine.engine import calibrate
+from dspine.engine.calibrate import Calibration, cached, never_cheaper, row_counts, time_rows
+from tests.support.fake_drafter import FakeDrafter
+from tests.support.fake_target import FakeTarget, mixing
+
+ROWS = {False: {1: 8.0, 4: 20.0}, True: {1: 9.0, 4: 15.0}}
+
+
+class Clock:
+    """Time passes only when something is computed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(calibrate, "perf_counter", fake)
+    return fake
+
+
+def test_rows_are_timed_at_their_depth_and_the_memory_is_left_empty(clock: Clock) -> None:
+    class Timed(FakeTarget):
+        turn = 0
+
+        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+            super().decode(tokens, position, "all")
+            self.turn += 1
+            disturbed = 0.050 if self.turn % 5 == 0 else 0.0
+            clock.now += 0.010 + 0.002 * len(tokens) + disturbed
+
+    target = Timed(mixing(50, 1), 50, n_ctx=60, n_batch=16)
+    timing = time_rows(target, [7] * 60, (1, 4, 8), depth=40, repeats=5)
+    assert timing.ms == pytest.approx({1: 12.0, 4: 18.0, 8: 26.0})
+    assert timing.noise == pytest.approx(1.0)
+    assert target.memory == []
+    assert {position for position, tokens in target.decoded if len(tokens) in (1, 4)} == {40}
+
+
+def test_a_slow_machine_does_only_two_rounds(clock: Clock) -> None:
+    class Slow(FakeTarget):
+        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+            super().decode(tokens, position, "all")
+            clock.now += 1.0
+
+    target = Slow(mixing(50, 1), 50, n_ctx=60, n_batch=16)
+    time_rows(target, [7] * 60, (1, 2), depth=16, repeats=5)
+    # One for the depth, one to warm up, two rounds of two.
+    assert len(target.decoded) == 6
+
+
+def test_the_drafter_is_timed_with_the_context_of_a_step(clock: Clock) -> None:
+    class Timed(FakeDrafter):
+        def add_context(self, seq: int, position: int, features: object) -> None:
+            clock.now += 0.001
+
+        def draft(self, seq: int, anchor: int, width: int) -> Draft:
+            clock.now += 0.001 * width
+            return Draft((1,) * (width - 1))
+
+    drafter = Timed(lambda tokens, count: [1] * count)
+    timing = calibrate.time_drafter(drafter, 2, (2, 8), depth=20)
+    assert timing.ms == pytest.approx({2: 3.0, 8: 9.0})
+
+
+def test_more_rows_never_cost_less() -> None:
+    assert never_cheaper({1: 9.0, 2: 8.0, 4: 12.0}) == {1: 8.0, 2: 8.0, 4: 12.0}
+
+
+def test_row_counts_end_with_the_largest() -> None:
+    assert row_counts(8) == (1, 2, 3, 4, 6, 8)
+    assert row_counts(7) == (1, 2, 3, 4, 6, 7)
+    assert row_counts(2) == (1, 2)
+
+
+def test_a_measurement_is_kept_and_used_again(tmp_path: Path) -> None:
+    made = Calibration(ROWS, {2: 1.5, 8: 4.0}, 1.1)
+    first, kept = cached({"target": "a"}, tmp_path, lambda: made)
+    assert (first, kept) == (made, False)
+    again, kept = cached({"target": "a"}, tmp_path, lambda: pytest.fail("measured again"))
+    assert (again, kept) == (made, True)
+    other = Calibration(ROWS, {}, 1.0)
+    assert cached({"target": "b"}, tmp_path, lambda: other) == (other, False)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        '{"key": 1}',
+        "KEY-ONLY",
+        "NO-ROWS",
+        "NEGATIVE",
+    ],
+)
+def test_a_damaged_file_is_measured_anew(tmp_path: Path, damage: str) -> None:
+    made = Calibration(ROWS, {}, 1.0)
+    cached({"target": "a"}, tmp_path, lambda: made)
+    (file,) = tmp_path.rglob("*.json")
+    document = json.loads(file.read_text())
+    if damage == "KEY-ONLY":
+        damage = json.dumps({"key": document["key"]})
+    elif damage == "NO-ROWS":
+        damage = json.dumps({**document, "rows_ms": {"off": {}}})
+    elif damage == "NEGATIVE":
+        damage = json.dumps({**document, "rows_ms": {"off": {"1": -3}}})
+    file.write_text(damage)
+    anew = Calibration(ROWS, {2: 9.0}, 1.0)
+    assert cached({"target": "a"}, tmp_path, lambda: anew) == (anew, False)
+    assert cached({"target": "a"}, tmp_path, lambda: pytest.fail("measured"))[0] == anew
+
+
+def test_a_noisy_measurement_is_used_and_not_kept(tmp_path: Path) -> None:
+    noisy = Calibration(ROWS, {}, 3.0)
+    assert cached({}, tmp_path, lambda: noisy) == (noisy, False)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "calibration").write_text("a file where a folder should be")
+    made = Calibration(ROWS, {}, 1.0)
+    assert cached({}, tmp_path, lambda: made) == (made, False)
+
+
+def test_another_file_is_another_key(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"a")
+    before = calibrate.file_identity(file)
+    file.write_bytes(b"ab")
+    assert calibrate.file_identity(file) != before
