@@ -6,6 +6,7 @@ reads; nothing is generated here.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from dspine.files.pairing import describe_target
 from dspine.files.schema import default_taps
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context, usable_cores
-from dspine.llama.convert_weights import WEIGHT_TYPES, convert_weights
 from dspine.llama.model import Model, load_safely
 from dspine.train.progress import JobProgress
+from dspine.train.prompts import text_records
 from dspine.train.records import Record, is_held_out, read_records, read_sources
 from dspine.train.shards import TEACHER_TOP_K, ShardWriter, list_shards, read_info, to_bf16
+from dspine.train.target_copy import check_weights, weights_file
 
 # Rows of logits that are looked at together: 64 rows of 150,000 tokens are 38 MB.
 _TEACHER_ROWS = 64
@@ -39,6 +41,8 @@ class FeatureOptions:
     target: Path
     answers: tuple[Path, ...]
     output: Path
+    texts: tuple[Path, ...] = ()
+    """Plain text files; every token but the first of each piece of `max_tokens` is a label."""
     held_out: Path | None = None
     """Folder for the sequences that training must not see; None: everything goes to `output`."""
     held_out_one_in: int = 50
@@ -92,7 +96,6 @@ def capture(options: FeatureOptions) -> FeatureReport:
     pair = describe_target(options.target)
     taps = options.taps or default_taps(pair.num_layers, options.num_taps)
     done, done_tokens = _done(options, taps, pair.fingerprint)
-    records = _choose(options, pair.vocab_size, done, done_tokens)
     # Both writers check their folder, so they come before the work.
     writer = ShardWriter(
         options.output, taps=taps, fingerprint=pair.fingerprint, shard_tokens=options.shard_tokens
@@ -107,21 +110,31 @@ def capture(options: FeatureOptions) -> FeatureReport:
         )
     threads = options.threads or usable_cores()
     torch.set_num_threads(threads)
-    tally = _Tally()
-    total = sum(min(len(r), options.max_tokens) for r in records)
-    with (
-        JobProgress("features", total) as progress,
-        load_safely(_weights(options, threads)) as model,
-        Context(
+    path = weights_file(options.target, options.weights, options.output, threads=threads)
+    with load_safely(path) as model:
+        records = _choose(options, model, done, done_tokens)
+        with Context(
             model,
             n_ctx=options.max_tokens,
             n_batch=options.max_tokens,
             n_threads=threads,
             flash_attention=options.flash_attention,
             taps=taps,
-        ) as context,
-    ):
-        reader = _Reader(model, context, options.max_tokens)
+        ) as context:
+            reader = _Reader(model, context, options.max_tokens)
+            return _capture_all(options, records, reader, writer, held_writer)
+
+
+def _capture_all(
+    options: FeatureOptions,
+    records: Sequence[Record],
+    reader: _Reader,
+    writer: ShardWriter,
+    held_writer: ShardWriter,
+) -> FeatureReport:
+    tally = _Tally()
+    total = sum(min(len(r), options.max_tokens) for r in records)
+    with JobProgress("features", total) as progress:
         try:
             for record in records:
                 held = options.held_out is not None and is_held_out(
@@ -130,12 +143,10 @@ def capture(options: FeatureOptions) -> FeatureReport:
                 tokens = reader.add(record, held_writer if held else writer, tally)
                 tally.held_out += held
                 progress.advance(tokens, f"{tally.sequences:,} sequences")
-        except KeyboardInterrupt:
+        finally:
+            # Also when the user interrupts: what was computed is worth a small shard.
             held_writer.flush()
             writer.flush()
-            raise
-        held_writer.flush()
-        writer.flush()
         return tally.report(progress.seconds)
 
 
@@ -248,10 +259,7 @@ def _check(options: FeatureOptions) -> None:
             raise UsageError(f"{name} is {getattr(options, name)}: it must be at least 1")
     if options.max_tokens < 2:
         raise UsageError("max_tokens is 1: a sequence needs a token and the one after it")
-    if options.weights is not None and options.weights not in WEIGHT_TYPES:
-        raise UsageError(
-            f"weights {options.weights!r} is unknown: choose {', '.join(WEIGHT_TYPES)}"
-        )
+    check_weights(options.weights)
     if options.sources and options.prompts is None:
         raise UsageError("sources can only be chosen when the prompt file is named")
     if options.held_out is not None and options.held_out.resolve() == options.output.resolve():
@@ -281,13 +289,16 @@ def _done(options: FeatureOptions, taps: Sequence[int], fingerprint: str) -> tup
 
 
 def _choose(
-    options: FeatureOptions, vocab_size: int, done: set[str], done_tokens: int
+    options: FeatureOptions, model: Model, done: set[str], done_tokens: int
 ) -> list[Record]:
     """The sequences to capture, in order: held-out ones first, the rest shuffled by the seed."""
     sources = read_sources(options.prompts) if options.prompts is not None else None
     seen = set(done)
     records = []
-    for record in read_records(options.answers, vocab_size=vocab_size, sources=sources):
+    for record in itertools.chain(
+        read_records(options.answers, vocab_size=model.vocab_size, sources=sources),
+        text_records(model, options.texts, max_tokens=options.max_tokens),
+    ):
         if options.sources and record.source not in options.sources:
             continue
         if options.max_prompt_tokens is not None and len(record.prompt) > options.max_prompt_tokens:
@@ -311,13 +322,3 @@ def _choose(
         chosen.append(record)
         left -= min(len(record), options.max_tokens)
     return chosen
-
-
-def _weights(options: FeatureOptions, threads: int) -> Path:
-    """The file to decode with: the target, or its copy beside the shards (made once)."""
-    if options.weights is None:
-        return options.target
-    copy = options.output / f"target-{options.weights}.gguf"
-    if not copy.exists():
-        convert_weights(options.target, copy, options.weights, n_threads=threads)
-    return copy

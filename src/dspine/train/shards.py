@@ -328,7 +328,7 @@ def _write(path: Path, info: ShardInfo, parts: Mapping[str, Sequence[NDArray[Any
         with partial.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for array in arrays:
-                file.write(memoryview(array).cast("B"))
+                file.write(array.data.cast("B"))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
