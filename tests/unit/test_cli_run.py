@@ -41,7 +41,7 @@ class LetterTokenizer:
     def token_text(self, token: int) -> str:
         return LETTERS[token]
 
-    def piece(self, token: int) -> bytes:
+    def piece(self, token: int, *, special: bool = False) -> bytes:
         return LETTERS[token].encode() if token != END else b""
 
     def is_end(self, token: int) -> bool:

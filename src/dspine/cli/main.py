@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -27,7 +28,12 @@ for command in (run.command, doctor.command, inspect.command, convert.command, t
 
 
 def main() -> None:
-    sys.exit(run_cli(sys.argv[1:]))
+    try:
+        code = run_cli(sys.argv[1:])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done: leave quietly
+    except KeyboardInterrupt:  # a second one, while the first was being handled
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 def run_cli(arguments: Sequence[str]) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,12 +31,16 @@ def command(options: Options, prompt_argument: str | None) -> int:
     if options.switch("plain") and options.switch("compare"):
         raise UsageError("--plain and --compare exclude each other: --compare runs both ways")
     request = read_request(options, prompt_argument, sys.stdin)
-    with open_engine(options) as engine:
+    with open_engine(options) as engine, cancel_on_interrupt() as cancel:
         for notice in engine.notices:
             warn(notice)
         if options.switch("compare"):
             comparison = engine.compare(
-                request.prompt, max_tokens=request.max_tokens, stop=request.stop, raw=request.raw
+                request.prompt,
+                max_tokens=request.max_tokens,
+                stop=request.stop,
+                raw=request.raw,
+                cancel=cancel,
             )
             return print_comparison(comparison, as_json=options.switch("json"))
         events = engine.generate(
@@ -41,10 +49,28 @@ def command(options: Options, prompt_argument: str | None) -> int:
             stop=request.stop,
             raw=request.raw,
             plain=options.switch("plain"),
+            cancel=cancel,
         )
         if options.switch("json"):
             return print_answer(events, about(engine))
         return stream(events)
+
+
+@contextmanager
+def cancel_on_interrupt() -> Iterator[threading.Event]:
+    """The first Ctrl-C ends the answer after the step that runs, the second one at once."""
+    cancel = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+
+    def request(_number: int, _frame: FrameType | None) -> None:
+        cancel.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, request)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def about(engine: Engine) -> dict[str, Any]:

@@ -1,0 +1,250 @@
+"""The command line on the real library: tiny pairs, bad input, Ctrl-C, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspine.cli.main import run_cli
+from dspine.llama import probe as probe_module
+from dspine.llama.probe import CURE, ProbeResult
+from tests.support.tiny_models import tiny_llama
+from tests.support.tiny_pair import write_pair_drafter
+
+PROMPT = "abcabcabcabc"
+PROGRAM = [sys.executable, "-c", "from dspine.cli.main import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = tiny_llama(folder / "target.gguf", seed=1)
+    return target, write_pair_drafter(folder / "drafter.gguf", target)
+
+
+def arguments(target: Path, drafter: Path | None, *more: str) -> list[str]:
+    named = [] if drafter is None else ["-md", str(drafter)]
+    return ["run", "-m", str(target), *named, "-t", "1", "-c", "256", "-n", "24", "--raw", *more]
+
+
+def document(capsys: pytest.CaptureFixture[str], command: list[str]) -> dict[str, Any]:
+    assert run_cli(command) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("proposer", ["dspine", "ngram", "auto"])
+def test_a_random_drafter_changes_nothing(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], proposer: str
+) -> None:
+    plain = document(capsys, arguments(*pair, "--json", "--plain", PROMPT))
+    drafted = document(
+        capsys,
+        arguments(*pair, "--json", "--proposer", proposer, "--spec-draft-n-max", "4", PROMPT),
+    )
+    assert plain["tokens"] == drafted["tokens"]
+    assert plain["text"] == drafted["text"]
+    assert plain["stats"]["drafted"] == 0
+    if proposer == "dspine":
+        assert drafted["stats"]["drafted"] > 0
+
+
+def test_compare_on_a_real_pair(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document(
+        capsys, arguments(*pair, "--compare", "--json", "--spec-draft-n-max", "3", PROMPT)
+    )
+    assert found["identical"] or found["divergence"]["reproduced"]
+    assert found["ratio"] > 0
+    assert found["speculative"]["acceptance_length"] >= 1
+
+
+def truncated(path: Path, source: Path) -> Path:
+    path.write_bytes(source.read_bytes()[:-4096])
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path, pair: tuple[Path, Path]) -> dict[str, list[str]]:
+    """Command lines that cannot work, by what is wrong with them."""
+    target, drafter = pair
+    other = tiny_llama(tmp_path / "other.gguf", vocab_size=352)
+    text = tmp_path / "text.gguf"
+    text.write_text("this is no model at all")
+    deep = write_pair_drafter(tmp_path / "deep.gguf", target, taps=(0, 3))
+    return {
+        "missing target": arguments(tmp_path / "gone.gguf", None, PROMPT),
+        "missing drafter": arguments(target, tmp_path / "gone.gguf", PROMPT),
+        "not a GGUF": arguments(text, None, PROMPT),
+        "truncated target": arguments(truncated(tmp_path / "t.gguf", target), None, PROMPT),
+        "truncated drafter": arguments(target, truncated(tmp_path / "d.gguf", drafter), PROMPT),
+        "drafter as target": arguments(drafter, None, PROMPT),
+        "target as drafter": arguments(target, target, PROMPT),
+        "drafter of another target": arguments(other, drafter, PROMPT),
+        "tap beyond the last layer": arguments(target, deep, PROMPT),
+        "prompt longer than -c": arguments(target, drafter, "a" * 300),
+        "empty prompt": arguments(target, drafter, ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("missing target", ["gone.gguf", "does not exist"]),
+        ("missing drafter", ["gone.gguf", "does not exist"]),
+        ("not a GGUF", ["text.gguf", "not a GGUF"]),
+        ("truncated target", ["t.gguf"]),
+        ("truncated drafter", ["d.gguf"]),
+        ("drafter as target", ["drafter.gguf", "drafter", "not a target"]),
+        ("target as drafter", ["target.gguf", "llama"]),
+        ("drafter of another target", ["vocab", "320", "352"]),
+        ("tap beyond the last layer", ["3"]),
+        ("prompt longer than -c", ["300", "256", "-c"]),
+        ("empty prompt", ["the prompt is empty"]),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    bad: dict[str, list[str]], capsys: pytest.CaptureFixture[str], case: str, told: list[str]
+) -> None:
+    assert run_cli(bad[case]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("dspine: ")
+    assert err.count("\n") == 1
+    for part in told:
+        assert part in err
+
+
+def test_control_c_keeps_the_text_so_far_and_ends_with_130(pair: tuple[Path, Path]) -> None:
+    started = subprocess.Popen(
+        [*PROGRAM, *arguments(pair[0], None, "-n", "-1", "-c", "2048", "--no-probe", PROMPT)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert started.stdout is not None and started.stderr is not None
+    first = os.read(started.stdout.fileno(), 1)
+    started.send_signal(signal.SIGINT)
+    rest, err = started.communicate(timeout=120)
+    assert started.returncode == 130
+    assert first
+    assert rest.endswith(b"\n")
+    assert b"Traceback" not in err
+
+
+def test_a_closed_pipe_ends_quietly(pair: tuple[Path, Path]) -> None:
+    started = subprocess.Popen(
+        [*PROGRAM, *arguments(pair[0], None, "-n", "-1", "-c", "2048", "--no-probe", PROMPT)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert started.stdout is not None and started.stderr is not None
+    os.read(started.stdout.fileno(), 1)
+    started.stdout.close()
+    err = started.stderr.read()
+    started.stderr.close()
+    assert started.wait(timeout=120) == 1
+    assert b"Traceback" not in err
+    assert b"Exception ignored" not in err
+
+
+@pytest.fixture
+def doctor(pair: tuple[Path, Path]) -> list[str]:
+    return ["doctor", "-m", str(pair[0]), "-md", str(pair[1]), "-t", "1", "-c", "512", "--json"]
+
+
+def test_doctor_reports_library_rows_and_verdict(
+    doctor: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document(capsys, doctor)
+    assert found["ok"] is True
+    assert found["problems"] == []
+    assert Path(found["library"]["path"]).is_dir()
+    assert found["library"]["version"] == "0.3.36"
+    assert found["probe"]["status"] == "ok"
+    assert list(found["rows_ms"]) == ["1", "2", "4", "8", "16"]
+    assert all(ms > 0 for ms in found["rows_ms"].values())
+    used = "on" if found["flash_attention"] else "off"
+    assert found["rows_ms"] == found["rows_ms_by_flash_attention"][used]
+    assert set(found["rows_ms_by_flash_attention"]) == {"on", "off"}
+    assert found["speculation"]["verdict"]
+
+
+def test_doctor_for_people_ends_with_the_verdict(
+    doctor: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(doctor[:-1]) == 0
+    out = capsys.readouterr().out
+    assert "<- used" in out
+    assert "speculation" in out
+    assert out.rstrip().endswith("all works")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[ProbeResult]:
+    """The probe finds what the test puts into the list."""
+    results: list[ProbeResult] = []
+    monkeypatch.setattr(probe_module, "probe", lambda *_: results[0])
+    return results
+
+
+def test_doctor_tells_the_cure_of_a_build_that_needs_a_detour(
+    doctor: list[str], broken: list[ProbeResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken.append(ProbeResult(True, use_extra_buffers=False, reason="it crashed", cure=CURE))
+    assert run_cli(doctor) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert "-fno-tree-dse" in found["problems"][0]
+    assert found["rows_ms"]
+
+
+def test_doctor_survives_a_build_that_crashes(
+    doctor: list[str], broken: list[ProbeResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken.append(ProbeResult(False, use_extra_buffers=False, reason="it crashed", cure=CURE))
+    assert run_cli(doctor) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert "it crashed" in found["problems"][0]
+    assert "-fno-tree-dse" in found["problems"][0]
+    assert found["rows_ms"] is None
+
+
+def test_run_falls_back_and_says_so_once(
+    pair: tuple[Path, Path], broken: list[ProbeResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken.append(ProbeResult(True, use_extra_buffers=False, reason="it crashed", cure=CURE))
+    assert run_cli(arguments(pair[0], None, PROMPT)) == 0
+    assert capsys.readouterr().err.count("it crashed") == 1
+
+
+def test_doctor_without_a_library_is_a_problem_and_not_an_abort(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "doctor", "--json", "--library", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert found["library"] is None
+    assert str(tmp_path) in found["problems"][0]
+
+
+def test_inspect_knows_both_files_of_a_pair(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles = [document(capsys, ["inspect", "--json", str(path)])["role"] for path in pair]
+    assert roles == ["target", "drafter"]
+    assert run_cli(["inspect", str(pair[1])]) == 0
+    shown = capsys.readouterr().out
+    assert "transfer_rank" in shown
+    assert re.search(r"^  taps +0, 1$", shown, re.MULTILINE)

@@ -1,0 +1,38 @@
+"""A tiny random target with a tiny random drafter made for it, as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dspine.files.drafter_file import write_drafter
+from dspine.files.pairing import describe_target
+from dspine.files.schema import DrafterConfig, TrainingRecord, tensor_specs
+from tests.support.tiny_drafter import TinyPair, tiny_config
+
+
+def config_for(target: Path, **changes: object) -> DrafterConfig:
+    """Two layers, one of them windowed, reading the target's layers 0 and 1."""
+    pair = describe_target(target)
+    sizes = {
+        "vocab_size": pair.vocab_size,
+        "target_hidden_size": pair.hidden_size,
+        "hidden_size": pair.hidden_size,
+        "taps": (0, 1),
+    }
+    return tiny_config((None, 16), **{**sizes, **changes})
+
+
+def write_pair_drafter(path: Path, target: Path, **changes: object) -> Path:
+    """A drafter GGUF with random weights for the GGUF `target`."""
+    made = TinyPair(config_for(target, **changes), seed=4)
+    names = {spec.gguf_name: spec.torch_name for spec in tensor_specs(made.config)}
+    write_drafter(
+        path,
+        made.config,
+        describe_target(target),
+        TrainingRecord(acceptance_curve=(0.9, 0.9, 0.9, 0.9, 0.9)),
+        {names[name]: value for name, value in made.tensors.items()},
+        "f32",
+        made.draft_vocab,
+    )
+    return path
