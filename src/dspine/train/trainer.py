@@ -38,6 +38,7 @@ from dspine.train.target import Target
 from dspine.train.vocabulary import count_answers, count_shards, most_frequent
 
 _LOG = "log.jsonl"
+_seconds = time.monotonic
 
 
 def fit(options: FitOptions, on_log: OnLog | None = None) -> FitResult:
@@ -73,7 +74,7 @@ class _Run:
         self.step = 0
         self.elapsed_before = 0.0
         self.anchors_seen = 0
-        self.started = time.monotonic()
+        self.started = _seconds()
         self.last_evaluation: Evaluation | None = None
         if not known:
             self._scan()
@@ -151,7 +152,7 @@ class _Run:
     @property
     def elapsed(self) -> float:
         """Seconds of this run, earlier parts included."""
-        return self.elapsed_before + time.monotonic() - self.started
+        return self.elapsed_before + _seconds() - self.started
 
     @property
     def progress(self) -> float:
@@ -170,27 +171,27 @@ class _Run:
 
     def loop(self, stop: threading.Event) -> FitResult:
         options = self.options
-        last_save = last_evaluation = time.monotonic()
+        last_save = last_evaluation = _seconds()
         saved_step = self.step if checkpoints.list_checkpoints(self.folder) else -1
         window: list[tuple[Losses, float]] = []
-        window_start, window_anchors = time.monotonic(), self.anchors_seen
+        window_start, window_anchors = _seconds(), self.anchors_seen
         while self.progress < 1 and not stop.is_set():
             if self.step % options.scan_steps == 0:
                 self._scan()
             window.append(self._train_step())
             if self.step % options.log_steps == 0:
-                now = time.monotonic()
+                now = _seconds()
                 rate = (self.anchors_seen - window_anchors) / (now - window_start)
                 self._log(self._summary(window, rate))
                 window, window_start, window_anchors = [], now, self.anchors_seen
-            now = time.monotonic()
+            now = _seconds()
             if self.held_out and now - last_evaluation >= 60 * options.evaluate_minutes:
                 self._evaluate_and_save(options.evaluate_tokens)
-                last_save = last_evaluation = time.monotonic()
+                last_save = last_evaluation = _seconds()
                 saved_step = self.step
             elif now - last_save >= 60 * options.checkpoint_minutes:
                 self._save()
-                last_save, saved_step = time.monotonic(), self.step
+                last_save, saved_step = _seconds(), self.step
         finished = not stop.is_set() or self.progress >= 1
         if finished and self.held_out:
             self._evaluate_and_save(options.evaluate_tokens)
@@ -215,7 +216,9 @@ class _Run:
         )
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        batch = make_batch(self.sampler.next(self.step), self.config)
+        widths = options.block_widths
+        width = widths[self.step % len(widths)] if widths else None
+        batch = make_batch(self.sampler.next(self.step), self.config, width)
         losses = train_losses(
             self.module,
             self.embedding,
@@ -280,7 +283,7 @@ class _Run:
             self.on_log(entry)
 
     def _evaluate_and_save(self, max_tokens: int | None) -> None:
-        began = time.monotonic()
+        began = _seconds()
         result = evaluate_shards(
             self.module, self.embedding, self.head, self.held_out, max_tokens=max_tokens
         )
@@ -290,7 +293,7 @@ class _Run:
                 "step": self.step,
                 "elapsed": round(self.elapsed, 1),
                 "evaluation": result.as_dict(),
-                "seconds": round(time.monotonic() - began, 1),
+                "seconds": round(_seconds() - began, 1),
             }
         )
         path = self._save(prune=False)
@@ -351,7 +354,7 @@ def train_losses(
         true_codes = module.code(previous)
         replaced = torch.rand(len(batch.anchors)) < replacement
     output = module(
-        block_embedding(embedding, batch.anchors, c.mask_token_id, c.block_size),
+        block_embedding(embedding, batch.anchors, c.mask_token_id, batch.labels.shape[1] + 1),
         module.code(batch.anchors),
         batch.anchor_positions,
         module.context(batch.features, batch.context_positions),
