@@ -61,9 +61,14 @@ def eligible_anchors(loss_mask: NDArray[np.uint8]) -> NDArray[np.int64]:
     return positions[positions > 0].astype(np.int64)
 
 
-def make_batch(pieces: Sequence[Piece], config: DrafterConfig) -> StepBatch:
-    """Gather the rows that the chosen blocks need; context outside every window is left out."""
-    slots = config.block_size - 1
+def make_batch(
+    pieces: Sequence[Piece], config: DrafterConfig, width: int | None = None
+) -> StepBatch:
+    """Gather the rows that the chosen blocks need; context outside every window is left out.
+
+    `width` None means whole blocks; less takes the prefix of each block, which is a block itself.
+    """
+    slots = (width or config.block_size) - 1
     window = config.context_window
     features: list[Tensor] = []
     positions: list[NDArray[np.int64]] = []

@@ -227,7 +227,7 @@ def step_losses(
     weights: StepWeights,
 ) -> Losses:
     """All terms of one step, divided by the sum of slot weights."""
-    width = module.config.block_size
+    width = batch.labels.shape[1] + 1
     slots = slot_weights(width, weights.gamma)[None] * batch.supervised
     keep = slots.flatten().nonzero()[:, 0]
     weight = slots.flatten()[keep]

@@ -55,6 +55,9 @@ class FitOptions:
     clip: float = 1.0
     anchors_per_step: int = 128
     anchors_per_sequence: int = 32
+    block_widths: tuple[int, ...] = ()
+    """Widths of the blocks of successive steps, in turn; empty: always the whole block. A narrow
+    block is a prefix of the whole one (everything inside is causal) and costs less."""
     gamma: float = 4.0
     schedule: LossSchedule = field(default_factory=LossSchedule)
     replacement_layers: int = 2
@@ -84,6 +87,11 @@ class FitOptions:
         for name in ("learning_rate", "gamma", "clip"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be above 0")
+        if any(not 2 <= width <= self.geometry.block_size for width in self.block_widths):
+            raise UsageError(
+                f"block_widths are {list(self.block_widths)}: each must be from 2 to the block "
+                f"size {self.geometry.block_size}"
+            )
         if not 0 <= self.warmup < 1:
             raise UsageError(f"warmup is {self.warmup}: it is a share of the run, 0 up to 1")
 
