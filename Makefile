@@ -11,6 +11,7 @@ help:            ## this list
 
 demo: require-python      ## answer one prompt plainly and speculatively, side by side
 	@$(PYTHON) tools/setup_env.py demo --venv $(VENV)
+	@echo "answering twice, plainly and speculatively; the first time this machine is measured"
 	@$(BIN)/dspine run --compare -n 128 "$(PROMPT)"
 
 test: require-python      ## all tests (ARGS="-k name" passes options to pytest)

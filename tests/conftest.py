@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,8 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> Non
 def default_target() -> Path:
     """The GGUF of the default target; `make test` installs it."""
     return find_default_target()
+
+
+def pytest_unconfigure() -> None:
+    """llama-cpp-python leaves two handles of the null device open until Python ends."""
+    warnings.simplefilter("ignore", ResourceWarning)

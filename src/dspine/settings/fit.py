@@ -97,6 +97,18 @@ FIT_SETTINGS: tuple[Setting, ...] = (
         commands=("train fit",),
     ),
     Setting(
+        name="max_eval_tokens",
+        flags=("--max-eval-tokens",),
+        kind="int",
+        default=0,
+        least=0,
+        placeholder="N",
+        default_text="all",
+        group="Length",
+        help="Tokens to measure on, about, mixed over the shards; 0 is the default.",
+        commands=("train eval",),
+    ),
+    Setting(
         name="num_layers",
         flags=("--num-layers",),
         kind="int",

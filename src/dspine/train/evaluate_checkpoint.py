@@ -1,0 +1,69 @@
+"""Acceptance of a finished checkpoint folder on feature shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from dspine.errors import PairError, TrainingError
+from dspine.files.checkpoint import read_checkpoint
+from dspine.files.dtypes import to_float32
+from dspine.files.pairing import check_pair
+from dspine.train.checkpoints import list_checkpoints, read_best
+from dspine.train.evaluate import Evaluation, evaluate_shards
+from dspine.train.module import DSpineModule
+from dspine.train.objective import DraftHead
+from dspine.train.shards import Shard, list_shards
+from dspine.train.target import Target
+
+
+def evaluate_checkpoint(
+    folder: Path,
+    target_path: Path,
+    shard_folders: Sequence[Path],
+    *,
+    max_tokens: int | None = None,
+) -> Evaluation:
+    """Load a checkpoint (or a run's best, else newest one) and measure it on the shards.
+
+    Raises PairError when it belongs to another target, TrainingError when there are no shards or
+    they hold the features of other layers.
+    """
+    checkpoint = read_checkpoint(choose_checkpoint(folder))
+    target = Target.read(target_path)
+    if checkpoint.pair is not None:
+        check_pair(checkpoint.pair, target.pair)
+    elif checkpoint.config.target_hidden_size != target.pair.hidden_size:
+        raise PairError(
+            f"{folder} reads features of size {checkpoint.config.target_hidden_size}, "
+            f"{target_path.name} has {target.pair.hidden_size}: name its target"
+        )
+    shards = [Shard.read(path) for part in shard_folders for path in list_shards(part)]
+    if not shards:
+        raise TrainingError("there are no feature shards to measure on: name their folder")
+    for shard in shards:
+        if shard.info.taps != checkpoint.config.taps:
+            raise TrainingError(
+                f"the shards hold layers {list(shard.info.taps)}, this drafter reads "
+                f"{list(checkpoint.config.taps)}: capture those"
+            )
+    module = DSpineModule(checkpoint.config)
+    state = {
+        name: torch.from_numpy(to_float32(array).copy())
+        for name, array in checkpoint.tensors.items()
+    }
+    module.load_state_dict({**state, "transfer_ready": torch.tensor(True)}, strict=True)
+    vocab = checkpoint.draft_vocab
+    head = DraftHead.build(target.head, None if vocab is None else torch.from_numpy(vocab).long())
+    return evaluate_shards(module, target.embedding, head, shards, max_tokens=max_tokens)
+
+
+def choose_checkpoint(folder: Path) -> Path:
+    """`folder` itself, or of a training run its best checkpoint, else the newest."""
+    known = list_checkpoints(folder)
+    if not known:
+        return folder
+    best = read_best(folder)
+    return known[-1] if best is None else folder / best.name

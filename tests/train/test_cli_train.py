@@ -1,0 +1,119 @@
+"""From prompts to a drafter that runs, by the commands a user types, on a tiny target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspine.cli.main import run_cli
+from dspine.cli.train_features import read_taps
+from dspine.errors import UsageError
+from tests.support.tiny_models import tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(*arguments: object) -> None:
+    assert run_cli([str(argument) for argument in arguments]) == 0
+
+
+def test_the_whole_way_from_prompts_to_a_running_drafter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tiny_llama(tmp_path / "target.gguf", seed=2)
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text(
+        "".join(
+            json.dumps({"id": i, "source": "letters", "prompt": "abc" * (i + 1)}) + "\n"
+            for i in range(12)
+        )
+    )
+    model = ("-m", target, "-t", "1")
+    run("train", "answers", *model, "--prompts", prompts, "-o", answers,
+        "--max-tokens", "24", "--greedy-share", "1", "--slots", "4")  # fmt: skip
+    assert "12 more answers" in capsys.readouterr().out
+    assert len(answers.read_text().splitlines()) == 12
+
+    shards, held_out = tmp_path / "shards", tmp_path / "held-out"
+    run("train", "features", *model, "--answers", answers, "-o", shards, "--max-tokens", "64",
+        "--held-out-output", held_out, "--held-out-one-in", "3", "--taps", "0,1")  # fmt: skip
+    told = capsys.readouterr().out
+    assert "12 sequences" in told
+    assert "the target confirms" in told
+
+    run("train", "features", *model, "--answers", answers, "-o", shards, "--max-tokens", "64",
+        "--held-out-output", held_out, "--held-out-one-in", "3", "--taps", "0,1")  # fmt: skip
+    assert "0 sequences" in capsys.readouterr().out, "a second run has nothing to do"
+
+    table = tmp_path / "letters.ngram.npz"
+    run("train", "ngram", *model, "--answers", answers, "-o", table)
+    assert table.stat().st_size > 0
+
+    fitted = tmp_path / "run"
+    run("train", "fit", *model, "--shards", shards, "--held-out", held_out, "-o", fitted,
+        "--steps", "3", "--num-layers", "1", "--block-size", "4", "--window", "16",
+        "--transfer-rank", "8", "--message-size", "8", "--top-k", "4", "--draft-vocab-size", "0",
+        "--anchors-per-step", "8")  # fmt: skip
+    told = capsys.readouterr().out
+    assert "after 3 steps" in told
+    assert "acceptance length" in told
+
+    run("train", "eval", fitted, *model, "--shards", held_out, "--json")
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["acceptance_length"] >= 1
+    assert len(measured["acceptance_curve"]) == 3
+    assert set(measured["by_source"]) == {"letters"}
+
+    drafter = tmp_path / "drafter.gguf"
+    checkpoint = max(fitted.glob("checkpoint-*"))
+    run("convert", checkpoint, drafter, "--dtype", "f16", "-m", target)
+    capsys.readouterr()
+    run("run", *model, "-md", drafter, "-c", "128", "-n", "16", "--raw", "--json",
+        "--proposer", "dspine", "--spec-draft-n-max", "3", "abcabc")  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["stats"]["drafted"] > 0
+
+    assert run_cli(["convert", str(checkpoint), str(drafter)]) == 2
+    assert "drafter.gguf" in capsys.readouterr().err
+    run("convert", checkpoint, drafter, "--force")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["answers"], "no output is given: name it with -o FILE"),
+        (["features"], "no output is given: name it with -o FOLDER"),
+        (["fit"], "no output is given"),
+        (["ngram", "-o", "x.npz"], "no answer file"),
+        (["fit", "-o", "run", "--shards", "none"], "exactly one sets the length"),
+        (["fit", "-o", "run", "--steps", "3"], "no shard folder"),
+        (["eval", "nothing"], "nothing"),
+        (["features", "-o", "x", "--taps", "1;2"], "--taps is '1;2'"),
+        (["features", "-o", "x", "--prompts", "a", "--prompts", "b"], "2 prompt files"),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_cli(["train", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_taps_are_numbers_with_commas() -> None:
+    assert read_taps("1,8, 15") == (1, 8, 15)
+    assert read_taps(None) is None
+    with pytest.raises(UsageError, match="as in 1,8,15"):
+        read_taps("")
