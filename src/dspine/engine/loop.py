@@ -89,21 +89,22 @@ def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
         recorder.prompt_tokens = sequence.prompt_length
         recorder.prefill_ms = (perf_counter() - started) * 1000.0
         yield Prefill(prompt_tokens, recorder.prefill_ms)
-        clock = _Clock()
+        bookkeeping_ms = 0.0
         while reason is None:
-            clock.resume()
+            step_started = perf_counter()
             if run.cancel.is_set():
                 reason = "cancelled"
                 break
             length, mark, began = len(sequence.tokens), emitter.mark(), True
-            step_started = perf_counter()
             result = stepper.step()
             reason = result.reason
             if reason is None and run.target.n_ctx <= sequence.anchor_position:
                 reason = "context"
             text = emitter.finish_text() if reason else emitter.take_text()
-            step_ms = (perf_counter() - step_started) * 1000.0
-            host_ms = max(0.0, step_ms - result.draft_ms - result.verify_ms)
+            step_ended = perf_counter()
+            step_ms = (step_ended - step_started) * 1000.0
+            # What recording the step before took is this step's host work.
+            host_ms = max(0.0, step_ms - result.draft_ms - result.verify_ms) + bookkeeping_ms
             pending = Step(
                 tokens=result.tokens,
                 text=text,
@@ -124,7 +125,10 @@ def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
                 result.verify_ms,
                 host_ms,
             )
-            recorder.wall_ms += clock.pause()
+            recorded = perf_counter()
+            bookkeeping_ms = (recorded - step_ended) * 1000.0
+            recorder.wall_ms += (recorded - step_started) * 1000.0
+            # No call between these two: an interrupt comes before or after both.
             ready, pending = pending, None
             yield ready
     except (KeyboardInterrupt, _CancelledError):
@@ -166,18 +170,3 @@ def _prefill(run: Run, stepper: Stepper) -> int:
 
 class _CancelledError(Exception):
     """The caller asked to stop while the prompt was being decoded."""
-
-
-class _Clock:
-    """Wall time of the loop without the time its caller spends between two events."""
-
-    def __init__(self) -> None:
-        self._since = perf_counter()
-
-    def resume(self) -> None:
-        """The caller asked for the next event."""
-        self._since = perf_counter()
-
-    def pause(self) -> float:
-        """Milliseconds since `resume`."""
-        return (perf_counter() - self._since) * 1000.0
