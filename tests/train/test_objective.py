@@ -186,7 +186,7 @@ def test_total_is_the_weighted_mean_of_slots(pair: TinyPair) -> None:
                 break
             weight = math.exp(-slot / 2.0)
             log_p = torch.log_softmax(head @ output.hidden[a, slot], dim=0)
-            total -= weight * float(log_p[batch.labels[a, slot]])
+            total -= weight * float(log_p[batch.labels[a, slot]].detach())
             scale += weight
     assert found == pytest.approx(total / scale, rel=1e-5)
 
