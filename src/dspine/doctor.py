@@ -61,6 +61,8 @@ class Report:
     flash_attention: bool | None = None
     """The setting that would be used."""
     speculation: Speculation | None = None
+    notes: list[str] = field(default_factory=list)
+    """Worth knowing, but nothing is wrong."""
     problems: list[str] = field(default_factory=list)
     exit_code: int = 0
 
@@ -75,6 +77,7 @@ class Report:
         return {
             "ok": not self.problems,
             "problems": self.problems,
+            "notes": self.notes,
             "library": self.library and _plain(asdict(self.library)),
             "probe": self.probe and {"status": self.probe.status, **asdict(self.probe)},
             "target": self.target,
@@ -123,6 +126,8 @@ def _examine(question: Question, report: Report, on_stage: Callable[[str], None]
         report.rows_ms = _time_rows(model, question)
     on_stage("timing the drafter and choosing the width")
     with _open(question, model_path, drafter_path) as engine:
+        known = report.probe.notice
+        report.notes += [notice for notice in engine.notices if notice != known]
         plan = engine.plan
         report.flash_attention = plan.flash_attention if plan else None
         report.speculation = _judge(engine)

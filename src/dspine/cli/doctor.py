@@ -68,6 +68,8 @@ def lines(report: Report) -> Iterator[str]:
     if report.speculation is not None:
         yield f"drafter      {report.speculation.drafter or 'none'}"
         yield f"speculation  {report.speculation.verdict}"
+    for note in report.notes:
+        yield f"note         {note}"
     for problem in report.problems:
         yield f"problem      {problem}"
     if not report.problems:

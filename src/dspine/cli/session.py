@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
@@ -48,6 +49,7 @@ def open_engine(options: Options) -> Engine:
     """Load the pair that the options name; nothing of the drafter is loaded for --plain."""
     from dspine.engine.load import load
 
+    logging.basicConfig(format="dspine: %(message)s", level=logging.WARNING)
     use_cache_dir(options)
     template, flash = options.path("chat_template"), options.choice("flash_attn")
     return load(
@@ -65,6 +67,9 @@ def open_engine(options: Options) -> Engine:
         library=options.path("library"),
         cache_dir=options.path("cache_dir"),
         probe=not options.switch("no_probe"),
+        calibrate=not options.switch("no_calibrate"),
+        ngram_min_match=options.number("ngram_min_match"),
+        ngram_table=options.path("ngram_table"),
         chat_template=None if template is None else read_text(template),
     )
 
