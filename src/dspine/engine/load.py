@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from dspine.default_pair import choose_pair
 from dspine.drafters.dspine import DSpineDrafter
@@ -17,13 +18,21 @@ from dspine.engine.ngram_table import NgramTable
 from dspine.engine.prompt import token_text
 from dspine.engine.proposers import LOOKUP_SCORES
 from dspine.engine.rollback import MAX_REPLAY
-from dspine.engine.width import FixedWidth, MeasuredWidth, WidthPlan, WidthPolicy, plan_widths
+from dspine.engine.width import (
+    FixedWidth,
+    MeasuredWidth,
+    WidthPlan,
+    WidthPolicy,
+    expected_tokens,
+    interpolate,
+    plan_widths,
+)
 from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.pairing import check_pair, describe_target
 from dspine.llama.context import Context, usable_cores
 from dspine.llama.library import find_library
-from dspine.llama.model import Model, load_safely
+from dspine.llama.model import Model, check_file, load_safely
 from dspine.llama.probe import cache_folder, cpu_model
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
 
@@ -119,7 +128,7 @@ def load(
             LoadOptions(
                 model=pair[0],
                 drafter=pair[1],
-                proposer=proposer,  # type: ignore[arg-type]  # checked above
+                proposer=cast("ProposerName", proposer),
                 n_ctx=n_ctx,
                 n_threads=n_threads,
                 n_batch=n_batch,
@@ -144,6 +153,13 @@ def load_parts(options: LoadOptions) -> EngineParts:
     """Everything an engine is made of; frees what it made when it fails halfway."""
     if options.proposer == "dspine" and options.drafter is None:
         raise UsageError("proposer dspine needs a drafter: give its file (-md)")
+    check_file(options.model)
+    file: DrafterFile | None = None
+    notices: list[str] = []
+    if options.drafter is not None and options.proposer in ("auto", "dspine"):
+        # Headers alone tell a wrong pair, before a large target is loaded.
+        file = read_drafter(options.drafter)
+        notices += check_pair(file.pair, describe_target(options.model))
     with ExitStack() as stack:
         find_library(options.library)
         model = stack.enter_context(
@@ -151,26 +167,27 @@ def load_parts(options: LoadOptions) -> EngineParts:
             if options.probe
             else Model.load(options.model, n_gpu_layers=options.n_gpu_layers)
         )
-        notices = [model.notice] if model.notice else []
+        notices += [model.notice] if model.notice else []
         n_ctx = options.n_ctx or min(model.context_train, DEFAULT_CONTEXT)
         n_threads = options.n_threads or physical_cores()
 
-        file: DrafterFile | None = None
         drafter: DSpineDrafter | None = None
-        if options.drafter is not None and options.proposer in ("auto", "dspine"):
-            file = read_drafter(options.drafter)
-            notices += check_pair(file.pair, describe_target(options.model))
-            drafter = DSpineDrafter.load(options.drafter, model, n_ctx=n_ctx, n_threads=n_threads)
+        if file is not None:
+            drafter = DSpineDrafter.load(file.path, model, n_ctx=n_ctx, n_threads=n_threads)
             stack.callback(drafter.close)
 
-        most = max(MAX_NGRAM_WIDTH, file.config.block_size if file else 0)
-        plan = None
+        block = file.config.block_size if file else 1
+        most = max(MAX_NGRAM_WIDTH, block)
+        plan = disabled = None
         if options.calibrate:
-            plan = _plan(options, model, file, drafter, n_ctx, n_threads, most)
-        disabled = None
-        pays = plan is None or plan.drafter is None or plan.drafter.width > 1
-        if drafter is not None and plan and not pays and options.spec_draft_n_max is None:
-            drafter, disabled = None, _does_not_pay(plan)
+            measured = _calibration(options, model, file, drafter, n_ctx, n_threads, most)
+            curve = (file.record.acceptance_curve if file else ()) or UNKNOWN_CURVE
+            plan = plan_widths(measured.rows_ms, measured.draft_ms, curve, NGRAM_CURVE, most, block)
+            pays = plan.drafter is None or plan.drafter.width > 1
+            if drafter is not None and not pays and options.spec_draft_n_max is None:
+                drafter.close()
+                drafter = None
+                disabled = does_not_pay(plan.cost_ms, measured.draft_ms, curve, block)
         flash = options.flash_attention
         if flash is None:
             flash = plan.flash_attention if plan else needs_flash(options.cache_type_v)
@@ -187,13 +204,11 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 max_outputs=most + (MAX_REPLAY if model.is_recurrent else 0),
             )
         )
-        table = _table(options, model.vocab_size)
-        closing = stack.pop_all()
-        return EngineParts(
+        parts = EngineParts(
             model_path=options.model,
             target=LlamaTarget(context),
             tokenizer=model.tokenizer,
-            policy=make_policy(plan, options.spec_draft_n_max, file, most),
+            policy=make_policy(plan, options.spec_draft_n_max, block_size=block, most=most),
             proposer=options.proposer,
             template=_template(options, model),
             is_recurrent=model.is_recurrent,
@@ -201,32 +216,56 @@ def load_parts(options: LoadOptions) -> EngineParts:
             drafter_path=options.drafter,
             max_positions=min(file.config.max_positions, n_ctx) if file else 0,
             ngram_min_match=options.ngram_min_match,
-            ngram_table=table,
+            ngram_table=_table(options, model.vocab_size),
             plan=plan,
             disabled_reason=disabled,
             notices=tuple(notices),
-            close=closing.close,
         )
+        parts.close = stack.pop_all().close
+        return parts
 
 
 def make_policy(
-    plan: WidthPlan | None, n_max: int | None, file: DrafterFile | None, most: int
+    plan: WidthPlan | None, n_max: int | None, *, block_size: int, most: int
 ) -> WidthPolicy:
-    """How far each proposer goes: measured, or as `--spec-draft-n-max` says."""
-    block = file.config.block_size if file else 1
+    """How far each proposer goes: measured, or as `--spec-draft-n-max` says.
+
+    `block_size` is the drafter's (1 without one), `most` the rows of an n-gram verify.
+    """
     if plan is None:
-        drafts = {"dspine": block - 1, "ngram": most - 1}
+        drafts = {"dspine": block_size - 1, "ngram": most - 1}
     else:
         width = plan.drafter.width if plan.drafter else 1
         drafts = {"dspine": width - 1, "ngram": most - 1}
     if n_max is not None:
-        drafts = {"dspine": min(n_max, block - 1), "ngram": min(n_max, most - 1)}
+        drafts = {"dspine": min(n_max, block_size - 1), "ngram": min(n_max, most - 1)}
     if plan is None:
         return FixedWidth(drafts)
     prospects = {}
     if plan.drafter is not None:
         prospects["dspine"] = plan.drafter.tokens_per_second / 1000.0
     return MeasuredWidth(drafts, plan.cost_ms, frozenset({"ngram"}), prospects)
+
+
+def does_not_pay(
+    cost_ms: Mapping[int, float],
+    draft_ms: Mapping[int, float],
+    curve: Sequence[float],
+    block_size: int,
+) -> str:
+    """The verdict with its numbers: what the least bad width gives and what it costs."""
+    plain = interpolate(cost_ms, 1)
+
+    def gain(width: int) -> tuple[float, float]:
+        cost = interpolate(cost_ms, width) + interpolate(draft_ms, width)
+        return expected_tokens(curve, width), cost / plain
+
+    width = max(range(2, block_size + 1), key=lambda w: gain(w)[0] / gain(w)[1])
+    tokens, cost = gain(width)
+    return (
+        f"this drafter does not pay here: at its best width of {width} a step is expected to "
+        f"give {tokens:.2f} tokens and costs as much as {cost:.2f} plain ones"
+    )
 
 
 def needs_flash(cache_type_v: str) -> bool:
@@ -247,7 +286,7 @@ def physical_cores() -> int:
     return len(cores) or usable_cores()
 
 
-def _plan(
+def _calibration(
     options: LoadOptions,
     model: Model,
     file: DrafterFile | None,
@@ -255,7 +294,7 @@ def _plan(
     n_ctx: int,
     n_threads: int,
     most: int,
-) -> WidthPlan:
+) -> calibrate.Calibration:
     key: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": usable_cores(),
@@ -273,20 +312,12 @@ def _plan(
         "flash_attention": options.flash_attention,
         "rows": most,
     }
-    calibration, _ = calibrate.cached(
+    measured, _ = calibrate.cached(
         key,
         options.cache_dir or cache_folder(),
         lambda: _measure(options, model, file, drafter, n_threads, most),
     )
-    curve = file.record.acceptance_curve if file else ()
-    return plan_widths(
-        calibration.rows_ms,
-        calibration.draft_ms,
-        curve or UNKNOWN_CURVE,
-        NGRAM_CURVE,
-        most,
-        file.config.block_size if file else 1,
-    )
+    return measured
 
 
 def _measure(
@@ -334,15 +365,6 @@ def _measure(
         )
         draft_ms, noise = drafts.ms, max(noise, drafts.noise)
     return calibrate.Calibration(rows_ms, draft_ms, noise)
-
-
-def _does_not_pay(plan: WidthPlan) -> str:
-    plain, four = plan.cost_ms[1], plan.cost_ms.get(4)
-    detail = f", of four {four:.1f} ms" if four else ""
-    return (
-        f"this drafter does not pay here: a decode of one token costs {plain:.1f} ms{detail}, "
-        f"and its expected acceptance is too low for that"
-    )
 
 
 def _template(options: LoadOptions, model: Model) -> ChatTemplate | None:

@@ -1,0 +1,65 @@
+"""What loading decides before and beside the library: options, policies, the verdict."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dspine.engine.load import does_not_pay, load, make_policy, needs_flash, physical_cores
+from dspine.engine.width import FixedWidth, MeasuredWidth, WidthChoice, WidthPlan
+from dspine.errors import UsageError
+
+CHOICE = WidthChoice(4, 2.0, 20.0, 100.0, 1.3)
+PLAN = WidthPlan(False, {1: 13.0, 16: 60.0}, CHOICE, CHOICE)
+
+
+def test_measured_widths_are_used() -> None:
+    policy = make_policy(PLAN, None, block_size=8, most=16)
+    assert isinstance(policy, MeasuredWidth)
+    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (3, 15)
+    assert policy.prospect("dspine") == pytest.approx(0.1)
+
+
+def test_a_given_number_overrides_up_to_the_block() -> None:
+    policy = make_policy(PLAN, 30, block_size=8, most=16)
+    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (7, 15)
+    policy = make_policy(PLAN, 2, block_size=8, most=16)
+    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (2, 2)
+
+
+def test_without_measurements_the_block_is_used_whole() -> None:
+    policy = make_policy(None, None, block_size=8, most=16)
+    assert isinstance(policy, FixedWidth) and not isinstance(policy, MeasuredWidth)
+    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (7, 15)
+
+
+def test_the_verdict_names_its_numbers() -> None:
+    costs, drafts = {1: 10.0, 2: 19.0, 3: 28.0}, {2: 1.0, 3: 1.5}
+    # Width 2: 1.5 tokens for 20 ms; width 3: 1.75 tokens for 29.5 ms.
+    text = does_not_pay(costs, drafts, [0.5], 3)
+    assert "width of 2" in text and "1.50 tokens" in text and "2.00 plain" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"proposer": "fast"}, "auto, dspine, ngram, none"),
+        ({"n_ctx": 0}, "n_ctx is 0"),
+        ({"n_threads": -1}, "n_threads is -1"),
+        ({"spec_draft_n_max": 0}, "spec_draft_n_max is 0"),
+    ],
+)
+def test_options_are_checked_before_anything_is_loaded(
+    options: dict[str, object], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        load("nowhere.gguf", **options)  # type: ignore[arg-type]
+
+
+def test_quantised_value_caches_need_flash_attention() -> None:
+    assert [needs_flash(name) for name in ("f16", "bf16", "f32", "q8_0")] == [False] * 3 + [True]
+
+
+def test_physical_cores_are_at_most_what_may_be_used() -> None:
+    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
