@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
-import zlib
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -104,7 +104,8 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
                 _Appender(options.output) as file,
             ):
                 for job, answer in generator.run(jobs):
-                    prompt = prompts[job.key.partition("#")[0]]
+                    prompt_id, _, number = job.key.rpartition("#")
+                    prompt = prompts[prompt_id]
                     file.append(
                         Record(
                             id=prompt.id,
@@ -112,6 +113,7 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
                             prompt=np.array(job.prompt, dtype=np.int32),
                             answer=np.array(answer, dtype=np.int32),
                             source=prompt.source,
+                            number=int(number),
                         )
                     )
                     made += 1
@@ -135,13 +137,15 @@ class _Appender:
         self._file = self._path.open("ab", buffering=0)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file, self._explained():
+            # After an error there is one to report already, and the lines are with the system.
+            if kind is None:
+                os.fsync(self._file.fileno())
 
     def append(self, record: Record) -> None:
         line = record.to_line().encode()
-        try:
+        with self._explained():
             written = self._file.write(line)
             if written < len(line):
                 # A short write is a disk that is nearly full; the rest says what is wrong.
@@ -149,6 +153,11 @@ class _Appender:
             self._lines += 1
             if self._lines % _SYNC_LINES == 0:
                 os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise TrainingError(
                 f"answers could not be added to {self._path} ({error.strerror}): make room and "
@@ -172,8 +181,8 @@ def _check(options: AnswerOptions) -> None:
     check_weights(options.weights)
 
 
-def _cut_incomplete_line(path: Path, vocab_size: int) -> Counter[str]:
-    """Answers per prompt id in the file so far; a last line without its end is removed."""
+def _cut_incomplete_line(path: Path, vocab_size: int) -> set[str]:
+    """Keys of the answers in the file so far; a last line without its end is removed."""
     try:
         with path.open("rb+") as file:
             data = file.read()
@@ -182,11 +191,11 @@ def _cut_incomplete_line(path: Path, vocab_size: int) -> Counter[str]:
                 file.truncate(complete)
     except OSError as error:
         raise TrainingError(f"{path} cannot be continued: {error.strerror}") from error
-    return Counter(record.id for record in read_records([path], vocab_size=vocab_size))
+    return {_key(r.id, r.number) for r in read_records([path], vocab_size=vocab_size)}
 
 
 def _jobs(
-    options: AnswerOptions, model: Model, present: Counter[str]
+    options: AnswerOptions, model: Model, present: set[str]
 ) -> tuple[list[Job], dict[str, Prompt], int]:
     """What is left to do in shuffled order, the prompts by id, and how many are too long."""
     skip = {r.id for r in read_records(options.skip, vocab_size=model.vocab_size)}
@@ -206,24 +215,32 @@ def _jobs(
             too_long += 1
             continue
         prompts[prompt.id] = prompt
-        jobs += _answers_of(prompt, tokens, options, present[prompt.id])
+        jobs += _answers_of(prompt, tokens, options, present)
     random.Random(options.seed).shuffle(jobs)
     if options.limit is not None:
-        jobs = jobs[: max(options.limit - present.total(), 0)]
+        jobs = jobs[: max(options.limit - len(present), 0)]
     return jobs, prompts, too_long
 
 
 def _answers_of(
-    prompt: Prompt, tokens: tuple[int, ...], options: AnswerOptions, present: int
+    prompt: Prompt, tokens: tuple[int, ...], options: AnswerOptions, present: set[str]
 ) -> Iterator[Job]:
-    for number in range(present, options.answers_per_prompt):
-        # Decided by the id, so that a resumed run decides the same.
-        draw = zlib.crc32(f"{options.seed}/{prompt.id}/{number}".encode())
+    for number in range(options.answers_per_prompt):
+        key = _key(prompt.id, number)
+        if key in present:
+            continue
+        # Decided by id and number, so that a resumed run decides the same.
+        digest = hashlib.sha256(f"{options.seed}/{key}".encode()).digest()
+        draw = int.from_bytes(digest[:4], "little")
         greedy = number == 0 and draw < options.greedy_share * 2**32
         yield Job(
-            key=f"{prompt.id}#{number}",
+            key=key,
             prompt=tokens,
             temperature=0.0 if greedy else options.temperature,
             top_p=options.top_p,
             seed=draw,
         )
+
+
+def _key(prompt_id: str, number: int) -> str:
+    return f"{prompt_id}#{number}"

@@ -28,6 +28,8 @@ class Record:
     prompt: NDArray[np.int32]
     answer: NDArray[np.int32]
     source: str = UNKNOWN_SOURCE
+    number: int = 0
+    """Which answer to this prompt it is."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
@@ -50,6 +52,8 @@ class Record:
             "p": self.prompt.tolist(),
             "g": self.answer.tolist(),
         }
+        if self.number:
+            fields["n"] = self.number
         if self.source != UNKNOWN_SOURCE:
             fields["source"] = self.source
         return json.dumps(fields, separators=(",", ":")) + "\n"
@@ -121,6 +125,7 @@ def _parse(fields: Any, sources: Mapping[str, str]) -> Record:
         prompt=_tokens(fields["p"]),
         answer=_tokens(fields["g"]),
         source=str(fields.get("source") or sources.get(identity, UNKNOWN_SOURCE)),
+        number=int(fields.get("n", 0)),
     )
 
 
