@@ -175,7 +175,7 @@ def test_a_stopped_capture_goes_on(
             capture(options)
     assert len(all_ids(options.output)) == 5
     # A kill would also leave a shard half written.
-    (options.output / "shard-00009.safetensors.partial").write_bytes(b"\0" * 100)
+    (options.output / ".shard-00009.safetensors.0badcafe.partial").write_bytes(b"\0" * 100)
     report = capture(options)
     assert report.sequences == 7
     ids = all_ids(options.output)

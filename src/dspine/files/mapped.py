@@ -10,13 +10,17 @@ from dspine.errors import FileError
 from dspine.files.atomic import reason
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """Map a whole file read-only; raises FileError when it is missing, empty or unreadable."""
+def map_file(path: Path, *, private: bool = False) -> mmap.mmap:
+    """Map a whole file read-only; raises FileError when it is missing, empty or unreadable.
+
+    With `private` the memory may be written to without changing the file (torch asks for that).
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise FileError(f"{path} is not a file: name the file itself")
         with path.open("rb") as stream:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
+            return mmap.mmap(stream.fileno(), 0, access=access)
     except FileNotFoundError as error:
         raise FileError(f"{path} does not exist: check the path") from error
     except ValueError as error:

@@ -68,9 +68,12 @@ class SafetensorsFile:
         return {name: tensor.data for name, tensor in self.tensors.items()}
 
 
-def read_safetensors(path: Path) -> SafetensorsFile:
-    """Map a safetensors file without copying; raises FileError for any damage."""
-    data = map_file(path)
+def read_safetensors(path: Path, *, private: bool = False) -> SafetensorsFile:
+    """Map a safetensors file without copying; raises FileError for any damage.
+
+    With `private` the arrays may be written to without changing the file.
+    """
+    data = map_file(path, private=private)
     if len(data) < 8:
         raise _damaged(path, f"it has only {len(data)} bytes")
     length = struct.unpack_from("<Q", data)[0]

@@ -6,9 +6,7 @@ final name is complete. Reading maps the file; nothing is copied until it is use
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -20,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspine.errors import FileError, TrainingError
+from dspine.files.atomic import atomic_write
+from dspine.files.safetensors_file import SafetensorsFile, read_safetensors
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 FORMAT = "dspine-features-1"
 TEACHER_TOP_K = 64
 _NAME = re.compile(r"shard-(\d{5,})\.safetensors")
-_PARTIAL = ".partial"
-_HEADER_LIMIT = 100_000_000
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
@@ -125,12 +123,12 @@ class Shard:
     @classmethod
     def read(cls, path: Path) -> Shard:
         """Map a shard and check that its parts fit together; raises FileError if they do not."""
-        header, start = _read_header(path)
-        info = ShardInfo.from_metadata(header.get("__metadata__", {}), path)
-        size = path.stat().st_size
-        columns: dict[str, Any] = {}
-        for name, (type_name, rank) in _COLUMNS.items():
-            columns[name] = _map_column(path, header, name, type_name, rank, start, size)
+        # Private pages, so that torch may wrap them without a warning; nothing writes to them.
+        file = read_safetensors(path, private=True)
+        info = ShardInfo.from_metadata(file.metadata, path)
+        columns: dict[str, Any] = {
+            name: _column(file, name, dtype, rank) for name, (dtype, rank) in _COLUMNS.items()
+        }
         shard = cls(path=path, info=info, **columns)
         shard._check()
         return shard
@@ -205,7 +203,7 @@ class ShardWriter:
         self.pending_tokens = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(f"shard-*{_PARTIAL}"):
+            for left in folder.glob(".shard-*.partial"):
                 left.unlink()
         except OSError as error:
             raise TrainingError(
@@ -295,7 +293,7 @@ def list_shards(folder: Path) -> list[Path]:
 
 def read_info(path: Path) -> ShardInfo:
     """Only the metadata of a shard (reads the header, not the data)."""
-    return ShardInfo.from_metadata(_read_header(path)[0].get("__metadata__", {}), path)
+    return ShardInfo.from_metadata(read_safetensors(path).metadata, path)
 
 
 def _number(path: Path) -> int:
@@ -305,94 +303,42 @@ def _number(path: Path) -> int:
 
 
 def _write(path: Path, info: ShardInfo, parts: Mapping[str, Sequence[NDArray[Any]]]) -> None:
+    """One shard from the pieces of its columns, without joining them in memory first."""
     header: dict[str, Any] = {"__metadata__": info.to_metadata()}
     arrays: list[NDArray[Any]] = []
     offset = 0
-    # Two-byte and wider columns first keep every column aligned to its element size.
+    # Wide elements first keep every column aligned to its element size.
     for name in sorted(parts, key=lambda n: -_DTYPES[_COLUMNS[n][0]].itemsize):
         type_name, _ = _COLUMNS[name]
         pieces = [np.ascontiguousarray(p, dtype=_DTYPES[type_name]) for p in parts[name]]
         length = sum(p.nbytes for p in pieces)
-        shape = [sum(len(p) for p in pieces), *pieces[0].shape[1:]]
         header[name] = {
             "dtype": type_name,
-            "shape": shape,
+            "shape": [sum(len(p) for p in pieces), *pieces[0].shape[1:]],
             "data_offsets": [offset, offset + length],
         }
         arrays += pieces
         offset += length
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(path.name + _PARTIAL)
     try:
-        with partial.open("wb") as file:
+        with atomic_write(path) as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for array in arrays:
                 file.write(array.data.cast("B"))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        reason = (
-            "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-        )
+    except FileError as error:
         raise TrainingError(
-            f"shard {path} of {offset / 1e6:.0f} MB could not be written ({reason}): make room "
-            f"and start again, the shards written before are complete"
+            f"{error}; start again after that, the shards written before are complete"
         ) from error
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
-                raise FileError(f"{path} is not a safetensors file: its header does not fit")
-            header = json.loads(file.read(length))
-    except OSError as error:
+def _column(file: SafetensorsFile, name: str, dtype: str, rank: int) -> NDArray[Any]:
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        raise FileError(f"{file.path} has no column {name!r}: capture it again")
+    if tensor.dtype != dtype or len(tensor.shape) != rank:
         raise FileError(
-            f"shard {path} cannot be read ({error.strerror}): check the path"
-        ) from error
-    except ValueError as error:
-        raise FileError(f"{path} has a damaged safetensors header ({error})") from error
-    if not isinstance(header, dict):
-        raise FileError(f"{path} has a damaged safetensors header (not an object)")
-    return header, 8 + length
-
-
-def _map_column(
-    path: Path,
-    header: Mapping[str, Any],
-    name: str,
-    type_name: str,
-    rank: int,
-    start: int,
-    size: int,
-) -> NDArray[Any]:
-    try:
-        entry = header[name]
-        dtype, shape = entry["dtype"], tuple(int(n) for n in entry["shape"])
-        begin, end = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path} has no usable column {name!r}: capture it again") from error
-    width = _DTYPES[type_name].itemsize
-    count = 1
-    for n in shape:
-        count *= n
-    if dtype != type_name or len(shape) != rank or min(shape) < 0 or end - begin != count * width:
-        raise FileError(
-            f"{path}: column {name!r} is {dtype} {list(shape)} in {end - begin} bytes, expected "
-            f"{type_name} with {rank} dimensions: capture it again"
+            f"{file.path}: column {name!r} is {tensor.dtype} {list(tensor.shape)}, expected "
+            f"{dtype} with {rank} dimensions: capture it again"
         )
-    if begin < 0 or start + end > size:
-        raise FileError(
-            f"{path} ends before column {name!r} ({size} bytes, {start + end} needed): "
-            f"it was cut short, remove it and capture again"
-        )
-    if count == 0:
-        return np.zeros(shape, _DTYPES[type_name])
-    # Copy-on-write, so that torch may wrap the pages without a warning; nothing writes to them.
-    return np.memmap(path, _DTYPES[type_name], mode="c", offset=start + begin, shape=shape)
+    return tensor.data
