@@ -29,6 +29,7 @@ EXTRAS = {"demo": "", "test": "[dev,train]"}
 # switches keep them, so AMX stays on.
 SAFE_FLAGS = "-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'"
 HEARTBEAT_SECONDS = 10.0
+COMPILING = "compiling llama.cpp"
 
 
 class SetupError(Exception):
@@ -64,8 +65,9 @@ def set_up(goal: str, venv: Path) -> None:
     if not has_engine(venv):
         install_engine(venv, rebuild=False)
     say(f"installing dspine{EXTRAS[goal]} into {venv.name}")
-    pip(venv, ["install", "--no-deps", TARGET])
-    pip(venv, ["install", "--editable", f"{ROOT}{EXTRAS[goal]}"])
+    log = venv / "packages.log"
+    pip(venv, ["install", "--no-deps", TARGET], log)
+    pip(venv, ["install", "--editable", f"{ROOT}{EXTRAS[goal]}"], log)
     stamps.write_text(json.dumps({**read_stamps(stamps), goal: key}) + "\n")
     say("set-up done")
 
@@ -127,11 +129,7 @@ def install_engine(venv: Path, *, rebuild: bool) -> None:
         "CMAKE_ARGS": f"{SAFE_FLAGS} {os.environ.get('CMAKE_ARGS', '')}".strip(),
     }
     started = time.monotonic()
-    with log.open("w") as sink:
-        status = run_with_progress(pip_command(venv, command), environment, sink.write)
-    if status:
-        tail = "\n".join(f"  | {line[:200]}" for line in log.read_text().splitlines()[-15:])
-        raise SetupError(f"the engine did not build; the end of {log}:\n{tail}")
+    pip(venv, command, log, environment)
     say(f"engine ready after {duration(time.monotonic() - started)}")
 
 
@@ -151,10 +149,25 @@ def require_compilers() -> None:
         say("cmake is not installed: pip fetches its own copy for this build")
 
 
+def pip(
+    venv: Path, arguments: list[str], log: Path, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Run pip in `venv`; what it says goes to `log`, and its end into the error if it fails."""
+    command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    with log.open("w") as sink:
+        status = run_with_progress([*command, *arguments], environment, sink.write)
+    if status:
+        tail = "\n".join(f"  | {line[:200]}" for line in log.read_text().splitlines()[-15:])
+        raise SetupError(
+            f"`pip {shlex.join(arguments)}` failed; when the cause below is cured, run the same "
+            f"command again. The end of {log}:\n{tail}"
+        )
+
+
 def run_with_progress(
     command: list[str], environment: Mapping[str, str], keep: Callable[[str], object]
 ) -> int:
-    """Run pip, pass every line to `keep`, and say how far the compiler is once it runs."""
+    """Run pip, pass every line to `keep`, and say every few seconds what it is doing."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -169,18 +182,18 @@ def run_with_progress(
     reader = threading.Thread(target=drain, args=(process.stdout, lines), daemon=True)
     reader.start()
     started = said = time.monotonic()
-    percent, compiling = 0, False
+    stage = "starting"
     try:
         while (line := next_line(lines)) is not None:
             keep(line)
-            percent = build_percent(line, percent)
-            if "Building wheel for llama-cpp-python" in line and not compiling:
-                compiling = True
-                say("compiling llama.cpp, about 5 minutes on 2 cores")
+            before, stage = stage, stage_of(line, stage)
             now = time.monotonic()
-            if compiling and now - said >= HEARTBEAT_SECONDS:
+            if stage.startswith(COMPILING) and not before.startswith(COMPILING):
                 said = now
-                say(f"  compiling llama.cpp: {percent:3d} %, {duration(now - started)}")
+                say(f"  {COMPILING}, about 5 minutes on 2 cores")
+            elif now - said >= HEARTBEAT_SECONDS:
+                said = now
+                say(f"  {stage}, {duration(now - started)}")
     except BaseException:
         process.terminate()
         raise
@@ -203,25 +216,19 @@ def next_line(lines: queue.Queue[str | None]) -> str | None:
         return ""
 
 
-def build_percent(line: str, percent: int) -> int:
-    """Read ninja's `[12/193]` or make's `[ 6%]`; any other line leaves the number as it is."""
-    if found := re.match(r"\s*\[(\d+)/(\d+)\]", line):
-        return 100 * int(found[1]) // max(1, int(found[2]))
-    if found := re.match(r"\s*\[\s*(\d+)%\]", line):
-        return int(found[1])
-    return percent
-
-
-def pip(venv: Path, arguments: list[str]) -> None:
-    if subprocess.run(pip_command(venv, [*arguments, "--quiet"]), cwd=ROOT, check=False).returncode:
-        raise SetupError(
-            f"pip failed at `pip {shlex.join(arguments)}`: its message is above; "
-            f"check the network and the disk, then run again"
-        )
-
-
-def pip_command(venv: Path, arguments: list[str]) -> list[str]:
-    return [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
+def stage_of(line: str, stage: str) -> str:
+    """What pip is doing after `line`; lines that do not tell leave the stage as it is."""
+    if "Building wheel for llama-cpp-python" in line:
+        return f"{COMPILING}: 0 %"
+    if found := re.match(r"\s*\[(\d+)/(\d+)\]", line):  # ninja
+        return f"{COMPILING}: {100 * int(found[1]) // max(1, int(found[2]))} %"
+    if found := re.match(r"\s*\[\s*(\d+)%\]", line):  # make
+        return f"{COMPILING}: {found[1]} %"
+    if found := re.match(r"Collecting ([\w.-]+)", line):
+        return f"fetching {found[1]}"
+    if line.startswith("Installing collected packages"):
+        return "unpacking packages"
+    return stage
 
 
 def duration(seconds: float) -> str:

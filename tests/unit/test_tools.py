@@ -75,17 +75,36 @@ def first_flags(line: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("line", "before", "after"),
+    ("line", "stage"),
     [
-        ("  [172/193] /usr/bin/g++ -c x.cpp", 10, 89),
-        ("  [193/193] Linking", 10, 100),
-        ("[ 45%] Building CXX object", 10, 45),
-        ("  -- Installing: x", 45, 45),
-        ("", 45, 45),
+        ("  Building wheel for llama-cpp-python (pyproject.toml): started", "llama.cpp: 0 %"),
+        ("  [172/193] /usr/bin/g++ -c x.cpp", "llama.cpp: 89 %"),
+        ("[193/193] Linking", "llama.cpp: 100 %"),
+        ("[ 45%] Building CXX object", "llama.cpp: 45 %"),
+        ("Collecting torch==2.13.0", "fetching torch"),
+        ("Collecting click<9,>=8.1 (from dspine==0.1.0)", "fetching click"),
+        ("Installing collected packages: torch, numpy", "unpacking packages"),
+        ("  -- Installing: x", "before"),
+        ("", "before"),
     ],
 )
-def test_build_percent_reads_ninja_and_make(line: str, before: int, after: int) -> None:
-    assert setup_env.build_percent(line, before) == after
+def test_the_stage_of_set_up_is_read_from_what_pip_says(line: str, stage: str) -> None:
+    assert setup_env.stage_of(line, "before").removeprefix("compiling ") == stage
+
+
+def test_compiling_is_announced_once_with_its_length(capsys: pytest.CaptureFixture[str]) -> None:
+    script = "echo '[1/2] one'; echo '[2/2] two'"
+    setup_env.run_with_progress(["sh", "-c", script], {"PATH": "/bin:/usr/bin"}, len)
+    assert capsys.readouterr().out == "  compiling llama.cpp, about 5 minutes on 2 cores\n"
+
+
+def test_a_failing_pip_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text("#!/bin/sh\necho no matching distribution\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(setup_env.SetupError, match="(?s)`pip install x` failed.*no matching"):
+        setup_env.pip(tmp_path, ["install", "x"], tmp_path / "log")
 
 
 def test_a_changed_pyproject_installs_again_and_an_equal_one_does_not() -> None:
