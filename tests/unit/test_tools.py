@@ -103,7 +103,7 @@ def test_a_failing_pip_is_quoted(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.write_text("#!/bin/sh\necho no matching distribution\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(setup_env.SetupError, match="(?s)`pip install x` failed.*no matching"):
+    with pytest.raises(setup_env.SetupError, match=r"(?s)`pip install x` failed.*no matching"):
         setup_env.pip(tmp_path, ["install", "x"], tmp_path / "log")
 
 
