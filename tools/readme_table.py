@@ -42,7 +42,7 @@ def render(result: dict[str, Any]) -> str:
     lines += [
         "",
         (
-            f"{result['pair'][0]}, temperature 0, {result['predict']} tokens for each of 60 prompts "
+            f"{result['pair'][0]}, temperature 0, {result['predict']} tokens for 60 prompts "
             f"(20 each of GSM8K, HumanEval, MT-Bench); {machine['cpu']}, {machine['cores']} cores "
             f"({vector}), {result['date'][:10]}, commit {result['commit'][:9]}, "
             "`benchmarks/demo_pair.py`."
