@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from dspine.cli.main import run_cli
-from dspine.cli.train_features import read_taps
+from dspine.cli.options import Options, whole_numbers
+from dspine.cli.train_answers import answer_options
+from dspine.cli.train_features import feature_options
+from dspine.cli.train_fit import fit_options
 from dspine.errors import UsageError
+from dspine.settings import Value, settings_of
+from dspine.train.answers import AnswerOptions
+from dspine.train.features import FeatureOptions
+from dspine.train.options import FitOptions
 from tests.support.tiny_models import tiny_llama
 
 
@@ -112,8 +119,29 @@ def test_what_is_missing_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_taps_are_numbers_with_commas() -> None:
-    assert read_taps("1,8, 15") == (1, 8, 15)
-    assert read_taps(None) is None
-    with pytest.raises(UsageError, match="as in 1,8,15"):
-        read_taps("")
+def defaults(command: str, **given: Value) -> Options:
+    """The options of a command line that names only `given`."""
+    values = {setting.name: setting.default for setting in settings_of(command)}
+    assert given.keys() <= values.keys()
+    return Options({**values, **given})
+
+
+def test_the_command_line_has_the_defaults_of_the_library() -> None:
+    """They are written down twice, because settings may not import torch."""
+    target, output = Path("target.gguf"), Path("output")
+    assert fit_options(
+        defaults("train fit", model=target, output=output, shards=("s",), steps=3)
+    ) == FitOptions(target=target, output=output, shards=(Path("s"),), steps=3)
+    assert feature_options(
+        defaults("train features", model=target, output=output, seed=0)
+    ) == FeatureOptions(target=target, output=output, answers=())
+    assert answer_options(
+        defaults("train answers", model=target, output=output, seed=0)
+    ) == AnswerOptions(target=target, output=output, prompts=())
+
+
+def test_numbers_are_separated_by_commas() -> None:
+    assert whole_numbers(defaults("train features", taps="1,8, 15"), "taps") == (1, 8, 15)
+    assert whole_numbers(defaults("train features"), "taps") is None
+    with pytest.raises(UsageError, match=r"--block-widths is '': .* as in 1,8,15"):
+        whole_numbers(defaults("train fit", block_widths=""), "block_widths")

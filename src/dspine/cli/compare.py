@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dspine.cli import INTERRUPTED
 from dspine.cli.output import print_json, warn
 
 if TYPE_CHECKING:
     from dspine.engine.compare import Comparison, Divergence
     from dspine.engine.stats import Stats
 
-INTERRUPTED = 130
 UNEXPLAINED = 1
 
 

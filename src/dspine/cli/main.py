@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import click
 
-from dspine.cli import convert, doctor, inspect, run, train
+from dspine.cli import INTERRUPTED, convert, doctor, inspect, run, train
 from dspine.errors import DspineError
 
-INTERRUPTED = 130
 TRAINING_MODULES = ("torch", "safetensors")
 
 

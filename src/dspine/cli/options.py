@@ -71,6 +71,18 @@ class Options:
         raise TypeError(f"{name} is not a list")
 
 
+def whole_numbers(options: Options, name: str) -> tuple[int, ...] | None:
+    """Numbers from a text such as 1,8,15; None when nothing was given."""
+    text = options.text(name)
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        flag = "--" + name.replace("_", "-")
+        raise UsageError(f"{flag} is {text!r}: give whole numbers, as in 1,8,15") from None
+
+
 def required_path(options: Options, name: str, example: str) -> Path:
     path = options.path(name)
     if path is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dspine.cli import INTERRUPTED
 from dspine.cli.compare import print_comparison
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json, speed_line, warn
@@ -21,8 +22,6 @@ from dspine.errors import UsageError
 
 if TYPE_CHECKING:
     from dspine.engine.engine import Engine
-
-INTERRUPTED = 130
 
 
 @settings_command("run", click.Argument(["prompt_argument"], required=False, metavar="[PROMPT]"))

@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 
-from dspine.cli.options import Options, required_path, settings_command
+from dspine.cli import INTERRUPTED
+from dspine.cli.options import Options, required_path, settings_command, whole_numbers
 from dspine.default_pair import default_target
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from dspine.train.options import FitOptions
 
 
 @settings_command("train fit")
 def command(options: Options) -> int:
     """Train a drafter for the target on feature shards; the same command continues it."""
-    output = required_path(options, "output", "-o FOLDER")
-    from dspine.train.options import FitOptions, Geometry
     from dspine.train.trainer import fit
 
-    result = fit(
-        FitOptions(
-            target=options.path("model") or default_target(),
-            shards=options.paths("shards"),
-            output=output,
-            steps=options.positive("steps"),
-            minutes=options.real("minutes") or None,
-            held_out=options.paths("held_out"),
-            geometry=Geometry(
-                num_layers=options.number("num_layers"),
-                block_size=options.number("block_size"),
-                transfer_rank=options.number("transfer_rank"),
-                message_size=options.number("message_size"),
-                top_k=options.number("top_k"),
-                window=options.positive("window"),
-                intermediate_size=options.positive("intermediate_size"),
-                mask_token_id=options.number("mask_token_id"),
-            ),
-            draft_vocab_size=options.positive("draft_vocab_size"),
-            vocabulary_answers=options.paths("vocabulary_answers"),
-            copy_layers=not options.switch("no_copy_layers"),
-            learning_rate=options.real("learning_rate"),
-            anchors_per_step=options.number("anchors_per_step"),
-            anchors_per_sequence=options.number("anchors_per_sequence"),
-            gamma=options.real("gamma"),
-            seed=options.number("seed"),
-            threads=options.positive("threads"),
-            checkpoint_minutes=options.real("checkpoint_minutes"),
-            evaluate_minutes=options.real("evaluate_minutes"),
-            evaluate_tokens=options.number("evaluate_tokens"),
-        ),
-        on_log=show,
-    )
-    sys.stdout.flush()
+    result = fit(fit_options(options), on_log=show)
     best = f"; best {result.best} at {result.acceptance_length:.3f}" if result.best else ""
     click.echo(f"{result.checkpoint} after {result.steps} steps{best}")
     if not result.finished:
         click.echo("dspine: stopped; run the same command again to go on", err=True)
     return 0 if result.finished else INTERRUPTED
+
+
+def fit_options(options: Options) -> FitOptions:
+    from dspine.train.options import FitOptions, Geometry
+
+    return FitOptions(
+        output=required_path(options, "output", "-o FOLDER"),
+        target=options.path("model") or default_target(),
+        shards=options.paths("shards"),
+        steps=options.positive("steps"),
+        minutes=options.real("minutes") or None,
+        held_out=options.paths("held_out"),
+        geometry=Geometry(
+            num_layers=options.number("num_layers"),
+            block_size=options.number("block_size"),
+            transfer_rank=options.number("transfer_rank"),
+            message_size=options.number("message_size"),
+            top_k=options.number("top_k"),
+            window=options.positive("window"),
+            intermediate_size=options.positive("intermediate_size"),
+            mask_token_id=options.number("mask_token_id"),
+        ),
+        draft_vocab_size=options.positive("draft_vocab_size"),
+        vocabulary_answers=options.paths("vocabulary_answers"),
+        copy_layers=not options.switch("no_copy_layers"),
+        learning_rate=options.real("learning_rate"),
+        warmup=options.real("warmup"),
+        weight_decay=options.real("weight_decay"),
+        clip=options.real("clip"),
+        anchors_per_step=options.number("anchors_per_step"),
+        anchors_per_sequence=options.number("anchors_per_sequence"),
+        block_widths=whole_numbers(options, "block_widths") or (),
+        gamma=options.real("gamma"),
+        seed=options.number("seed"),
+        threads=options.positive("threads"),
+        checkpoint_minutes=options.real("checkpoint_minutes"),
+        evaluate_minutes=options.real("evaluate_minutes"),
+        evaluate_tokens=options.number("evaluate_tokens"),
+    )
 
 
 def show(entry: Mapping[str, object]) -> None:
