@@ -145,3 +145,16 @@ def test_features_are_exact_bfloat16(tmp_path: Path) -> None:
     batch = make_batch([Piece(shard, 0, np.array([4]))], CONFIG)
     expected = torch.from_numpy(values[1:4].astype(np.float32)).bfloat16().float()
     assert torch.equal(batch.features, expected)
+
+
+def test_a_folder_named_in_another_way_is_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "shards", [9])
+    before = ShardPool([tmp_path / "shards"], CONFIG)
+    before.scan()
+    monkeypatch.chdir(tmp_path)
+    resumed = ShardPool([Path("shards")], CONFIG)
+    resumed.open_in_order(before.paths)
+    assert resumed.scan() == []
+    assert len(resumed.shards) == 1

@@ -131,7 +131,8 @@ class ShardPool:
         config: DrafterConfig,
         fingerprint: str | None = None,
     ) -> None:
-        self.folders = tuple(folders)
+        # Resolved: a resumed run may name the same folder in another way.
+        self.folders = tuple(folder.resolve() for folder in folders)
         self.config = config
         self.fingerprint = fingerprint
         self.shards: list[Shard] = []
