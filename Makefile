@@ -11,7 +11,11 @@ help:            ## this list
 
 demo: require-python      ## answer one prompt plainly and speculatively, side by side
 	@$(PYTHON) tools/setup_env.py demo --venv $(VENV)
-	@echo "answering twice, plainly and speculatively; the first time this machine is measured"
+	@echo
+	@echo "1. plain, then with the DSpine drafter at 3 drafts a step, whether that pays here or not"
+	@$(BIN)/dspine run --compare --proposer dspine --spec-draft-n-max 3 -n 128 "$(PROMPT)"
+	@echo
+	@echo "2. plain, then as dspine decides by itself after measuring this machine (a few seconds)"
 	@$(BIN)/dspine run --compare -n 128 "$(PROMPT)"
 
 test: require-python      ## all tests (ARGS="-k name" passes options to pytest)
