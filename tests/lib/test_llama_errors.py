@@ -80,9 +80,14 @@ def test_a_file_with_missing_tensors_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "words"),
-    [("dspine", "is a drafter .*not a target"), ("nosuch", "unknown model architecture: 'nosuch'")],
+    [
+        ("dspine", "is a DSpine drafter, not a target: name the language model's own file"),
+        ("dflash", "is a drafter of the DFlash family, not a target"),
+        ("clip", r"is a multimodal projector \(mmproj\), not a target"),
+        ("nosuch", "unknown model architecture: 'nosuch'"),
+    ],
 )
-def test_files_of_an_unknown_architecture_are_explained(
+def test_files_of_an_architecture_that_is_no_target_are_explained(
     architecture: str, words: str, tmp_path: Path
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)

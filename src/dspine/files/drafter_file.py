@@ -117,7 +117,8 @@ def read_drafter(path: Path) -> DrafterFile:
     if header.architecture != ARCHITECTURE:
         raise FileError(
             f"{path} is no DSpine drafter: its architecture is "
-            f"{header.architecture or 'not given'!r}, expected {ARCHITECTURE!r}"
+            f"{header.architecture or 'not given'!r}, expected {ARCHITECTURE!r}: name a file that "
+            f"`dspine convert` made"
         )
     stored_vocab = header.tensors.get(DRAFT_VOCAB_TENSOR)
     if stored_vocab is not None and (stored_vocab.type.name != "i32" or len(stored_vocab.ne) != 1):

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError
 from dspine.files.checkpoint import CONFIG_FILE, read_checkpoint
 from dspine.files.checkpoint_config import ARCHITECTURE_NAME
 from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
-from dspine.files.pairing import NOT_TARGETS, describe_target, metadata_text
+from dspine.files.pairing import describe_target, metadata_text
 from dspine.files.safetensors_file import read_safetensors
 from dspine.files.schema import ARCHITECTURE, DrafterConfig, TrainingRecord
 

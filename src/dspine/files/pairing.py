@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError, PairError
 from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
 from dspine.files.mapped import printable
-from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair
+from dspine.files.schema import DrafterConfig, Pair
 
 FINGERPRINT_TENSOR = "output_norm.weight"
-NOT_TARGETS: Mapping[str, str] = {
-    ARCHITECTURE: "a DSpine drafter",
-    "dflash": "a drafter of the DFlash family",
-    "eagle3": "an EAGLE-3 drafter",
-    "clip": "a multimodal projector (mmproj)",
-    "gemma4-assistant": "a Gemma 4 assistant drafter",
-}
-"""Architectures that accompany a model and cannot be a target themselves."""
 
 
 def describe_target(path: Path) -> Pair:

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from dspine.architectures import NOT_TARGETS
 from dspine.errors import ClosedError, FileError
 from dspine.llama.header import MOST_LAYERS, read_header
 from dspine.llama.library import Library, find_library, native_functions
@@ -18,7 +19,6 @@ from dspine.llama.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from dspine.ggml.tensor import Tensor
 
-_DRAFTER_ARCHITECTURES = ("dspine", "dflash", "eagle3")
 _VOCAB_TYPE_NONE = 0
 
 
@@ -83,7 +83,7 @@ class Model:
         check_file(path)
         find_library()
         native = native_functions()
-        _check_layers(path)
+        _check_header(path)
         params = native.api.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = use_extra_buffers
@@ -180,6 +180,7 @@ def load_safely(path: Path, *, n_gpu_layers: int = 0, use_extra_buffers: bool = 
     path = Path(path)
     check_file(path)
     library = find_library()
+    _check_header(path)
     if not use_extra_buffers:
         return Model.load(path, n_gpu_layers=n_gpu_layers, use_extra_buffers=False)
     result = probe(path, library)
@@ -213,20 +214,19 @@ def check_file(path: Path) -> None:
 
 
 def _load_failure(path: Path, reason: str) -> str:
-    for architecture in _DRAFTER_ARCHITECTURES:
-        if f"'{architecture}'" in reason:
-            return (
-                f"{path} is a drafter (architecture {architecture}), not a target: pass it as "
-                f"the drafter"
-            )
     return f"{path} cannot be loaded: {reason}; if it was downloaded, check that it is complete"
 
 
-def _check_layers(path: Path) -> None:
-    """A layer count that the library would answer by ending the process."""
+def _check_header(path: Path) -> None:
+    """What is no target, and a layer count that the library would answer by ending the process."""
     header = read_header(path)
-    if header is None or header.num_layers is None:
+    if header is None:
         return  # the load itself refuses such a file, with its reason
+    what = NOT_TARGETS.get(header.architecture)
+    if what is not None:
+        raise FileError(f"{path} is {what}, not a target: name the language model's own file")
+    if header.num_layers is None:
+        return
     if not 1 <= header.num_layers <= MOST_LAYERS:
         raise FileError(
             f"{path} says that it has {header.num_layers} layers, possible are 1 to "
