@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
-import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dspine.default_pair import default_drafter as find_default_drafter
 from dspine.default_pair import default_target as find_default_target
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--drafter",
+        type=Path,
+        metavar="FILE",
+        help="test this GGUF where the tests use the shipped drafter of the default target",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -17,12 +27,18 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _shared_environment(cache_folder: Path) -> Iterator[None]:
+    """For fixtures that outlive a test: they start before `_own_environment` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        _clean(patch, cache_folder)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("DSPINE_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder))
+    """Whatever the test before left behind."""
+    _clean(monkeypatch, cache_folder)
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +47,17 @@ def default_target() -> Path:
     return find_default_target()
 
 
-def pytest_unconfigure() -> None:
-    """llama-cpp-python leaves two handles of the null device open until Python ends."""
-    warnings.simplefilter("ignore", ResourceWarning)
+@pytest.fixture(scope="session")
+def default_drafter(pytestconfig: pytest.Config) -> Path:
+    """The drafter shipped for the default target, or the one that `--drafter` names."""
+    named: Path | None = pytestconfig.getoption("--drafter")
+    found = named or find_default_drafter()
+    assert found is not None, "no drafter is shipped in src/dspine/data: name one with --drafter"
+    return found
+
+
+def _clean(patch: pytest.MonkeyPatch, cache_folder: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("DSPINE_"):
+            patch.delenv(name)
+    patch.setenv("XDG_CACHE_HOME", str(cache_folder))
