@@ -281,3 +281,14 @@ def test_export_folds_the_feature_scale(data: Path, tmp_path: Path) -> None:
     found = torch.from_numpy(weights(result.checkpoint)["fc.weight"].copy())
     torch.testing.assert_close(found, expected.detach())
     assert float((state["feature_scale"] - 1).abs().max()) > 1e-3
+
+
+def test_the_record_has_command_and_curves(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 7, "lo\n')  # what a killed run may leave
+    result = fit(options(data, tmp_path, steps=6, held_out=(data / "held",)))
+    record = read_checkpoint(result.checkpoint).record.provenance
+    assert record["command"]
+    assert record["commit"] is None or len(str(record["commit"])) >= 40
+    curves: Any = record["curves"]
+    assert [entry["step"] for entry in curves["training"]] == [1, 2, 3, 4, 5, 6]
+    assert curves["held_out"][-1]["acceptance_length"] == pytest.approx(result.acceptance_length)

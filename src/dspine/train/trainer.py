@@ -11,11 +11,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +32,14 @@ from dspine.train.initialise import initialise
 from dspine.train.module import DSpineModule, block_embedding
 from dspine.train.objective import DraftHead, Losses, StepWeights, step_losses
 from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
+from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
 from dspine.train.shards import Shard, list_shards, read_info
 from dspine.train.target import Target
 from dspine.train.vocabulary import count_answers, count_shards, most_frequent
 
 _LOG = "log.jsonl"
+_CURVE_POINTS = 40
 _seconds = time.monotonic
 
 
@@ -317,12 +319,34 @@ class _Run:
             checkpoints.prune(self.folder)
         return path
 
+    def _curves(self) -> dict[str, object]:
+        """Losses and held-out acceptance over the run so far, thinned out, from the log."""
+        try:
+            text = (self.folder / _LOG).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        # A killed run may have left half a line, and repeats the steps after its checkpoint.
+        entries = {}
+        for line in text.split("\n"):
+            with suppress(ValueError):
+                entry = json.loads(line)
+                entries[entry["step"], "evaluation" in entry] = entry
+        return {
+            "training": _thinned([e for (_, held), e in sorted(entries.items()) if not held]),
+            "held_out": [
+                {"step": step, "acceptance_length": e["evaluation"]["acceptance_length"]}
+                for (step, held), e in sorted(entries.items())
+                if held
+            ],
+        }
+
     def _record(self) -> TrainingRecord:
         evaluation = self.last_evaluation
         curve = () if evaluation is None else evaluation.overall.acceptance_curve
         return TrainingRecord(
             acceptance_curve=curve,
             provenance={
+                **provenance(),
                 "options": self.options.as_dict(),
                 "steps": self.step,
                 "anchors": self.anchors_seen,
@@ -330,10 +354,17 @@ class _Run:
                 "shards": len(self.pool.shards),
                 "tokens": self.pool.num_tokens,
                 "epoch": self.sampler.epoch,
-                "torch": version("torch"),
                 "evaluation": {} if evaluation is None else evaluation.as_dict(),
+                "curves": self._curves(),
             },
         )
+
+
+def _thinned(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most _CURVE_POINTS log entries, evenly spaced, with what a curve needs."""
+    stride = max(1, -(-len(entries) // _CURVE_POINTS))
+    names = ("step", "anchors", "loss", "ce", "l1", "chain_accuracy")
+    return [{name: entry[name] for name in names} for entry in entries[::stride]]
 
 
 def train_losses(
