@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from dspine.drafters.dspine import DraftTrace, DSpineDrafter
+from dspine.files.dtypes import decode_rows
 from dspine.ggml import HostTensor, quantise
 from dspine.llama.library import find_library
 from tests.support.numpy_dspine import NumpyDSpine, OracleDraft
@@ -150,6 +151,30 @@ def test_scores_come_from_exact_head_rows_when_a_reduced_head_is_stored_for_spee
     rows = head[found.candidates[0]]
     np.testing.assert_allclose(found.first_row, rows @ found.hidden[0], atol=1e-4)
     assert np.abs(rows - pair.head[found.candidates[0]]).max() > 0.01, "q4_1 differs from f32"
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 1500])
+def test_candidates_are_the_best_by_exact_scores_although_the_heads_product_rounds(
+    draft_vocab_size: int | None,
+) -> None:
+    # Among 2000 rows the scores around the last candidate lie closer than 8-bit rounding moves.
+    config = tiny_config((None,), vocab_size=2000, top_k=16, draft_vocab_size=draft_vocab_size)
+    pair = TinyPair(config, seed=12)
+    head = HostTensor.quantised(pair.embedding, "q8_0")
+    exact = decode_rows(head.data.reshape(config.vocab_size, -1), "q8_0", "head").astype(np.float64)
+    ids = np.arange(config.vocab_size) if pair.draft_vocab is None else pair.draft_vocab
+    features = pair.features(10)
+    with pair.drafter(target_type="q8_0") as drafter:
+        drafter.add_context(0, 0, features)
+        for anchor in range(12):
+            found = drafter.draft_trace(0, anchor, 6)
+            for hidden, candidates in zip(found.hidden, found.candidates.tolist(), strict=True):
+                scores = exact[ids] @ hidden
+                best = ids[np.argsort(-scores)[: config.top_k]]
+                assert set(candidates) == set(best.tolist())
+            np.testing.assert_allclose(
+                found.first_row, exact[found.candidates[0]] @ found.hidden[0], atol=1e-4
+            )
 
 
 def test_mixed_types_inside_one_stack() -> None:

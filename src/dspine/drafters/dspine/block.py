@@ -20,6 +20,8 @@ from dspine.drafters.dspine.weights import DrafterWeights, LayerWeights
 from dspine.files.schema import DrafterConfig
 from dspine.ggml import Backend, Graph, Tensor
 
+_SPARE = 2
+"""Tokens looked at for each candidate that is kept, when the head's product is not exact."""
 _UNIT_EPS = 1e-24
 """For rms_norm as an L2 normalisation: below any real mean square, above 0 for a zero row."""
 
@@ -227,15 +229,9 @@ class BlockGraph:
         """Candidates of each slot, and S[k][j] = <state of the slot after candidate k of the slot
         before, head row of candidate j>. Slot 1's state after the anchor is `hidden` itself.
         """
-        c, weights, n = self._config, self._weights, self.width - 1
+        c, weights = self._config, self._weights
         k, size, rest = c.top_k, c.hidden_size, self.width - 2
-        chosen = g.top_k(weights.head @ hidden, k)
-        chosen = g.reshape(chosen, k * n)
-        if weights.target_ids is not None:
-            ids = g.reshape(g.get_rows(weights.target_ids, chosen), k * n)
-        else:
-            ids = chosen
-        rows = g.get_rows(weights.scoring, ids if weights.scoring_by_id else chosen)
+        ids, rows = self._candidates_of(g, hidden)
         self._candidates = g.output(ids, "candidates")
         self._first_row = g.output(g.rows(rows, 0, k) @ g.rows(hidden, 0, 1), "first_row")
         self._table: Tensor | None = None
@@ -254,6 +250,30 @@ class BlockGraph:
         state = g.rms_norm(state, c.rms_norm_eps) * weights.output_norm
         later = g.view(rows, (size, k, rest), (rows.nb[1], k * rows.nb[1]), k * rows.nb[1])
         self._table = g.output(later @ state, "table")
+
+    def _candidates_of(self, g: Graph, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Target ids (K n) of the best K head rows of each slot, and these rows (H, K n).
+
+        A product with anything but f32 rounds `hidden`, which lets the wrong tokens in where the
+        last candidates are close. So more of them are taken and the exact rows choose.
+        """
+        weights, n, k = self._weights, self.width - 1, self._config.top_k
+        is_exact = weights.head.type_name == "f32"
+        most = k if is_exact else min(_SPARE * k, weights.head.ne[1])
+        chosen = g.reshape(g.top_k(weights.head @ hidden, most), most * n)
+        ids = chosen
+        if weights.target_ids is not None:
+            ids = g.reshape(g.get_rows(weights.target_ids, chosen), most * n)
+        rows = g.get_rows(weights.scoring, ids if weights.scoring_by_id else chosen)
+        if most == k:
+            return ids, rows
+        rows = g.reshape(rows, self._config.hidden_size, most, n)
+        scores = rows @ g.reshape(hidden, self._config.hidden_size, 1, n)
+        best = g.top_k(g.reshape(scores, most, n), k)
+        ids = g.get_rows(g.reshape(ids, 1, most, n), best)
+        return g.reshape(ids, k * n), g.reshape(
+            g.get_rows(rows, best), self._config.hidden_size, k * n
+        )
 
     def _slots_from_2(self, g: Graph, x: Tensor) -> Tensor:
         """Columns of slots 2 ... n of (a, n) as (a, 1, n - 1), to repeat over candidates."""
