@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from dspine.train.answers import AnswerOptions
 from dspine.train.features import FeatureOptions
 from dspine.train.options import FitOptions
 from tests.support.tiny_models import tiny_llama
+from tests.support.training import pattern_shards
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +91,38 @@ def test_the_whole_way_from_prompts_to_a_running_drafter(
     assert run_cli(["convert", str(checkpoint), str(drafter)]) == 2
     assert "drafter.gguf" in capsys.readouterr().err
     run("convert", checkpoint, drafter, "--force")
+
+
+LIMITED = (
+    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
+    "from dspine.cli.main import main; main()"
+)
+"""The program where no file may grow beyond 50 kB, which a checkpoint does."""
+
+
+def test_a_disk_that_takes_no_more_ends_the_run_and_room_continues_it(tmp_path: Path) -> None:
+    target = tiny_llama(tmp_path / "target.gguf", hidden_size=32, num_heads=2, num_kv_heads=1)
+    pattern_shards(tmp_path / "shards", target, taps=(0, 2), sequences=6, seed=1)
+    command = [
+        "train", "fit", "-m", target, "-t", "1", "--shards", tmp_path / "shards",
+        "-o", tmp_path / "run", "--steps", "2", "--num-layers", "1", "--block-size", "4",
+        "--window", "16", "--transfer-rank", "8", "--message-size", "8", "--top-k", "4",
+        "--mask-token-id", "3", "--draft-vocab-size", "0", "--anchors-per-step", "8",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("dspine: ")]
+    assert "checkpoint-00000002 could not be written" in sentence
+    assert "run the same command again once there is room" in sentence
+    assert "Traceback" not in done.stderr
+    assert not [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()]
+    run(*command)
+    assert (tmp_path / "run" / "checkpoint-00000002" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
