@@ -111,7 +111,7 @@ def _vector_features() -> list[str]:
 
 
 def _cores() -> int:
-    from dspine.engine.load import physical_cores
+    from dspine.processor import physical_cores
 
     return physical_cores()
 

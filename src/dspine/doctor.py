@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from dspine.llama.model import Model
     from dspine.llama.probe import ProbeResult
 
-ROWS = (1, 2, 4, 8, 16)
-DEPTH = 256
+
+DISTURBED = (
+    "the times vary, other programs seem to be at work: they are not kept, measure again when "
+    "the machine is idle"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,6 @@ class Question:
     flash_attention: bool | None = None
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    depth: int = DEPTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Report:
     probe: ProbeResult | None = None
     target: dict[str, Any] | None = None
     rows_ms: dict[bool, dict[int, float]] = field(default_factory=dict)
-    """Milliseconds by flash attention (off, on) and row count."""
+    """Milliseconds by flash attention (off, on) and row count: what the choice was made from."""
     flash_attention: bool | None = None
     """The setting that would be used."""
     speculation: Speculation | None = None
@@ -112,39 +114,26 @@ def _examine(question: Question, report: Report, on_stage: Callable[[str], None]
     model_path, drafter_path = choose_pair(question.model, question.drafter)
     check_file(model_path)
     on_stage("decoding one token in a child process")
-    report.probe = probe(model_path, report.library)
+    report.probe = probe(model_path, report.library, folder=question.cache_dir)
     report.probe.require_usable()
     if report.probe.notice:
         report.add_problem(report.probe.notice, LibraryError.exit_code)
-    on_stage(f"timing {', '.join(map(str, ROWS))} rows with and without flash attention")
     with Model.load(
         model_path,
         n_gpu_layers=question.n_gpu_layers,
         use_extra_buffers=report.probe.use_extra_buffers,
     ) as model:
         report.target = _describe(model)
-        report.rows_ms = _time_rows(model, question)
-    on_stage("timing the drafter and choosing the width")
+    on_stage("timing the target with and without flash attention, and the drafter")
     with _open(question, model_path, drafter_path) as engine:
         known = report.probe.notice
         report.notes += [notice for notice in engine.notices if notice != known]
-        plan = engine.plan
-        report.flash_attention = plan.flash_attention if plan else None
+        plan, measured = engine.plan, engine.calibration
+        if plan is not None and measured is not None:
+            report.flash_attention = plan.flash_attention
+            report.rows_ms = measured.rows_ms
+            report.notes += [DISTURBED] if measured.is_noisy else []
         report.speculation = _judge(engine)
-
-
-def _time_rows(model: Model, question: Question) -> dict[bool, dict[int, float]]:
-    from dspine.llama.measure import measure_flash_attention
-
-    depth = min(question.depth, model.context_train - max(ROWS))
-    return measure_flash_attention(
-        model,
-        rows=ROWS,
-        depth=depth,
-        n_threads=question.n_threads,
-        cache_type_k=question.cache_type_k,
-        cache_type_v=question.cache_type_v,
-    )
 
 
 def _open(question: Question, model: Path, drafter: Path | None) -> Engine:
@@ -161,6 +150,7 @@ def _open(question: Question, model: Path, drafter: Path | None) -> Engine:
         cache_type_v=question.cache_type_v,
         library=question.library,
         cache_dir=question.cache_dir,
+        calibrate_anew=True,
     )
 
 

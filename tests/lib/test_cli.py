@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dspine.cli.main import run_cli
+from dspine.engine import calibrate
 from dspine.llama import probe as probe_module
 from dspine.llama.probe import CURE, ProbeResult
 from tests.support.drafter_files import gguf_bytes, pair_text, tensor_entry
@@ -195,12 +196,49 @@ def test_doctor_reports_library_rows_and_verdict(
     assert Path(found["library"]["path"]).is_dir()
     assert found["library"]["version"] == "0.3.36"
     assert found["probe"]["status"] == "ok"
-    assert list(found["rows_ms"]) == ["1", "2", "4", "8", "16"]
+    assert found["rows_ms"].keys() >= {"1", "2", "4", "8", "16"}
     assert all(ms > 0 for ms in found["rows_ms"].values())
     used = "on" if found["flash_attention"] else "off"
     assert found["rows_ms"] == found["rows_ms_by_flash_attention"][used]
     assert set(found["rows_ms_by_flash_attention"]) == {"on", "off"}
     assert found["speculation"]["verdict"]
+
+
+def test_the_rows_that_doctor_shows_are_those_it_decided_from_and_are_kept(
+    doctor: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    command = [*doctor, "--cache-dir", str(tmp_path)]
+    for off, on in ((10.0, 20.0), (20.0, 10.0)):
+        timed = {
+            flash: {count: ms + count for count in calibrate.row_counts(16)}
+            for flash, ms in ((False, off), (True, on))
+        }
+        monkeypatch.setattr(
+            calibrate, "time_rows", lambda *_, rows=timed, **__: calibrate.RowTiming(rows)
+        )
+        monkeypatch.setattr(
+            calibrate, "time_drafter", lambda *_, **__: calibrate.DraftTiming({2: 1.0, 4: 1.0})
+        )
+        found = document(capsys, command)
+        assert found["flash_attention"] is (on < off)
+        assert found["rows_ms"] == {str(count): ms for count, ms in timed[on < off].items()}
+    (kept,) = (tmp_path / "calibration").glob("*.json")
+    assert json.loads(kept.read_text())["rows_ms"]["on"] == found["rows_ms"]
+
+
+def test_a_quantised_cache_without_flash_attention_is_refused_before_anything_is_measured(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = ("-ctv", "q8_0", "-fa", "off", "--cache-dir", str(tmp_path), PROMPT)
+    assert run_cli(arguments(*pair, *more)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("dspine: the value cache is q8_0") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    assert run_cli(["doctor", "-m", str(pair[0]), "-ctv", "q8_0", "-fa", "off"]) == 2
+    assert "problem      the value cache is q8_0" in capsys.readouterr().out
 
 
 def test_doctor_for_people_ends_with_the_verdict(
@@ -217,7 +255,7 @@ def test_doctor_for_people_ends_with_the_verdict(
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[ProbeResult]:
     """The probe finds what the test puts into the list."""
     results: list[ProbeResult] = []
-    monkeypatch.setattr(probe_module, "probe", lambda *_: results[0])
+    monkeypatch.setattr(probe_module, "probe", lambda *_, **__: results[0])
     return results
 
 

@@ -210,6 +210,20 @@ def test_measured_widths_are_kept_for_the_next_start(
     with dspine.load(dense.target, dense.drafter, **options) as engine:
         assert engine.plan == plan
     assert kept.stat().st_mtime_ns == stamp
+    assert list((tmp_path / "probe").iterdir()), "the library's test is kept there too"
+
+
+def test_both_attention_settings_are_measured_for_any_kind_of_target(
+    pair: Files, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "cache_dir": tmp_path}
+    with dspine.load(pair.target, calibrate_anew=True, **options) as engine:
+        measured, plan = engine.calibration, engine.plan
+    assert measured is not None and plan is not None
+    assert set(measured.rows_ms) == {False, True}
+    assert plan.cost_ms == measured.rows_ms[plan.flash_attention]
+    assert {1, 2, 4, 8, 16} <= plan.cost_ms.keys()
+    assert all(ms > 0 for table in measured.rows_ms.values() for ms in table.values())
 
 
 def test_the_table_beside_the_drafter_is_used(dense: Files, tmp_path: Path) -> None:

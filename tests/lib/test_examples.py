@@ -21,12 +21,15 @@ Run = Callable[..., str]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs an example as a program and returns what it printed."""
 
-    def timed(_decoder: object, _rows: object, counts: Sequence[int], **_: Any) -> calibrate.Timing:
-        return calibrate.Timing({count: 10.0 + count for count in counts})
+    def rows(targets: Any, _tokens: Any, counts: Sequence[int], **_: Any) -> calibrate.RowTiming:
+        return calibrate.RowTiming({on: {n: 10.0 + n for n in counts} for on in targets})
+
+    def drafts(_drafter: Any, _size: int, widths: Sequence[int], **_: Any) -> calibrate.DraftTiming:
+        return calibrate.DraftTiming({width: 10.0 + width for width in widths})
 
     # A machine on which drafting pays, so that what is drafted depends on the texts alone.
-    monkeypatch.setattr(calibrate, "time_rows", timed)
-    monkeypatch.setattr(calibrate, "time_drafter", timed)
+    monkeypatch.setattr(calibrate, "time_rows", rows)
+    monkeypatch.setattr(calibrate, "time_drafter", drafts)
     monkeypatch.setattr(load, "physical_cores", lambda: 1)
 
     def program(name: str, *arguments: str) -> str:

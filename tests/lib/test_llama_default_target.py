@@ -13,7 +13,6 @@ import pytest
 from dspine.ggml.tensor import Tensor
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
-from dspine.llama.measure import measure_rows
 from dspine.llama.model import Model
 
 TAPS = (1, 8, 15, 22, 28)
@@ -146,11 +145,3 @@ def test_the_hidden_state_times_the_head_gives_the_logits(
     expected = head @ hidden
     assert np.abs(expected - logits).max() < 0.02 * np.abs(logits).max()
     assert int(expected.argmax()) == int(logits.argmax())
-
-
-def test_measured_rows_grow_with_the_count_and_leave_the_memory_empty(model: Model) -> None:
-    with Context(model, n_ctx=64, n_threads=2) as context:
-        found = measure_rows(context, rows=(1, 16), depth=32, repeats=3)
-        assert list(found) == [1, 16]
-        assert 0 < found[1] < found[16]
-        assert context.memory.last_position(0) == -1

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dspine.errors import CapacityError, FileError, LibraryError, UsageError
+from dspine.errors import FileError, LibraryError, UsageError
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
-from dspine.llama.measure import measure_flash_attention, measure_rows
 from dspine.llama.model import Model, load_safely
 from dspine.llama.probe import model_kind
 from tests.support.tiny_models import tiny_llama, tiny_qwen35
@@ -123,23 +122,6 @@ def test_the_kind_of_a_model_is_its_architecture_and_tensor_types(
     assert model_kind(tiny_qwen35(tmp_path / "h.gguf")) == "qwen35 [0]"
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
     assert model_kind(tmp_path / "bad.gguf").startswith(str(tmp_path))
-
-
-def test_measuring_checks_its_arguments(model: Model) -> None:
-    with Context(model, n_ctx=64, n_threads=1) as context:
-        with pytest.raises(CapacityError, match="16 rows after 50 tokens do not fit"):
-            measure_rows(context, depth=50)
-        with pytest.raises(UsageError, match="rows is empty"):
-            measure_rows(context, rows=())
-        with pytest.raises(UsageError, match="repeats is 0"):
-            measure_rows(context, depth=8, repeats=0)
-
-
-def test_hybrid_targets_are_measured_too_in_both_attention_settings(tmp_path: Path) -> None:
-    with Model.load(tiny_qwen35(tmp_path / "h.gguf")) as model:
-        found = measure_flash_attention(model, rows=(4, 1), depth=8, repeats=2, n_threads=1)
-    assert {key: list(times) for key, times in found.items()} == {False: [1, 4], True: [1, 4]}
-    assert all(ms > 0 for times in found.values() for ms in times.values())
 
 
 def test_unknown_tokens_and_broken_text_are_refused(model: Model) -> None:

@@ -45,23 +45,66 @@ def test_rows_are_timed_at_their_depth_and_the_memory_is_left_empty(clock: Clock
             clock.now += 0.010 + 0.002 * len(tokens) + disturbed
 
     target = Timed(mixing(50, 1), 50, n_ctx=60, n_batch=16)
-    timing = time_rows(target, [7] * 60, (1, 4, 8), depth=40, repeats=5)
-    assert timing.ms == pytest.approx({1: 12.0, 4: 18.0, 8: 26.0})
+    timing = time_rows({False: target}, [7] * 60, (1, 4, 8), depth=40, repeats=5)
+    assert timing.ms[False] == pytest.approx({1: 12.0, 4: 18.0, 8: 26.0})
     assert timing.noise == pytest.approx(1.0)
     assert target.memory == []
     assert {position for position, tokens in target.decoded if len(tokens) in (1, 4)} == {40}
 
 
-def test_a_slow_machine_does_only_two_rounds(clock: Clock) -> None:
-    class Slow(FakeTarget):
-        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
-            super().decode(tokens, position, "all")
-            clock.now += 1.0
+def test_a_disturbance_hits_both_attention_settings(clock: Clock) -> None:
+    decodes = 0
 
+    class Disturbed(FakeTarget):
+        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+            nonlocal decodes
+            super().decode(tokens, position, "all")
+            decodes += 1
+            # Half of the whole time, in one piece.
+            clock.now += 0.010 * len(tokens) * (2 if decodes > 19 else 1)
+
+    targets = {flash: Disturbed(mixing(50, 1), 50, n_ctx=60, n_batch=16) for flash in (True, False)}
+    timing = time_rows(targets, [7] * 60, (1, 2, 4), depth=16, repeats=6)
+    assert decodes == 40, "two for the depth, six rounds, one row twice in the first"
+    assert list(timing.ms) == [False, True]
+    assert timing.ms[False] == pytest.approx({1: 10.0, 2: 20.0, 4: 40.0})
+    assert timing.ms[True] == pytest.approx(timing.ms[False])
+
+
+class Slow(FakeTarget):
+    """Every decode takes a second, or as long as its list says."""
+
+    clock: Clock
+    seconds: list[float]
+
+    def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+        super().decode(tokens, position, "all")
+        self.clock.now += self.seconds.pop(0) if self.seconds else 1.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "budget", "noisy"), [([], 800.0, False), ([1.0, 1.0, 2.5, 1.3], 1300.0, True)]
+)
+def test_the_budget_also_bounds_the_first_round(
+    clock: Clock, seconds: list[float], budget: float, noisy: bool
+) -> None:
     target = Slow(mixing(50, 1), 50, n_ctx=60, n_batch=16)
-    time_rows(target, [7] * 60, (1, 2), depth=16, repeats=5)
-    # One for the depth, one to warm up, two rounds of two.
-    assert len(target.decoded) == 6
+    target.clock, target.seconds = clock, seconds
+    timing = time_rows(
+        {False: target}, [7] * 60, (1, 2, 3, 4), depth=16, repeats=5, budget_ms=budget
+    )
+    # One for the depth, the smallest and the largest, one row again to compare, and one more.
+    assert [len(tokens) for _, tokens in target.decoded] == [16, 1, 4, 1, 2]
+    if noisy:  # two rows did not cost less than three are taken to
+        assert timing.ms[False] == pytest.approx({1: 1.0, 2: 1.0, 3: 1.75, 4: 2.5})
+    assert Calibration(timing.ms, {}, timing.noise).is_noisy is noisy
+
+
+def test_nothing_repeated_is_no_certainty() -> None:
+    assert calibrate.spread({1: [5.0], 2: [6.0]}, 2) == calibrate.NOISY
+    # Two times that differ by half: typical is the upper one.
+    assert calibrate.spread({1: [5.0, 7.5]}, 1) == pytest.approx(1.5)
+    assert calibrate.spread({1: [5.0, 7.5]}, 2) == calibrate.NOISY
 
 
 def test_the_drafter_is_timed_with_the_context_of_a_step(clock: Clock) -> None:
@@ -125,6 +168,18 @@ def test_a_damaged_file_is_measured_anew(tmp_path: Path, damage: str) -> None:
     anew = Calibration(ROWS, {2: 9.0}, 1.0)
     assert cached({"target": "a"}, tmp_path, lambda: anew) == (anew, False)
     assert cached({"target": "a"}, tmp_path, lambda: pytest.fail("measured"))[0] == anew
+
+
+def test_measuring_anew_replaces_what_is_kept(tmp_path: Path) -> None:
+    cached({}, tmp_path, lambda: Calibration(ROWS, {}, 1.0))
+    newer = Calibration({False: {1: 5.0}}, {}, 1.0)
+    assert cached({}, tmp_path, lambda: newer, anew=True) == (newer, False)
+    assert cached({}, tmp_path, lambda: pytest.fail("measured")) == (newer, True)
+
+
+def test_an_empty_measurement_is_not_kept(tmp_path: Path) -> None:
+    cached({}, tmp_path, lambda: Calibration({}, {}, 1.0))
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_a_noisy_measurement_is_used_and_not_kept(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import os
 
 import pytest
 
-from dspine.engine.load import does_not_pay, load, make_policy, needs_flash, physical_cores
+from dspine.engine.load import does_not_pay, load, make_policy
+from dspine.engine.measure import Conditions, needs_flash
 from dspine.engine.width import FixedWidth, MeasuredWidth, WidthChoice, WidthPlan
 from dspine.errors import UsageError
+from dspine.processor import physical_cores
 
 CHOICE = WidthChoice(4, 2.0, 20.0, 100.0, 1.3)
 PLAN = WidthPlan(False, {1: 13.0, 16: 60.0}, CHOICE, CHOICE)
@@ -48,6 +50,7 @@ def test_the_verdict_names_its_numbers() -> None:
         ({"n_ctx": 0}, "n_ctx is 0"),
         ({"n_threads": -1}, "n_threads is -1"),
         ({"spec_draft_n_max": 0}, "spec_draft_n_max is 0"),
+        ({"cache_type_v": "q8_0", "flash_attention": False}, "value cache is q8_0 .* -fa auto"),
     ],
 )
 def test_options_are_checked_before_anything_is_loaded(
@@ -59,6 +62,21 @@ def test_options_are_checked_before_anything_is_loaded(
 
 def test_quantised_value_caches_need_flash_attention() -> None:
     assert [needs_flash(name) for name in ("f16", "bf16", "f32", "q8_0")] == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    ("flash", "cache", "settings"),
+    [
+        (None, "f16", (False, True)),
+        (None, "q8_0", (True,)),
+        (True, "f16", (True,)),
+        (False, "f16", (False,)),
+    ],
+)
+def test_both_attention_settings_are_measured_where_there_is_a_choice(
+    flash: bool | None, cache: str, settings: tuple[bool, ...]
+) -> None:
+    assert Conditions(64, 1, flash, "f16", cache, 16).settings == settings
 
 
 def test_physical_cores_are_at_most_what_may_be_used() -> None:

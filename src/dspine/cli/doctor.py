@@ -9,7 +9,7 @@ import click
 
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json
-from dspine.cli.session import FLASH_ATTENTION, use_cache_dir
+from dspine.cli.session import FLASH_ATTENTION
 from dspine.doctor import Question, Report, examine
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 @settings_command("doctor")
 def command(options: Options) -> int:
     """Examine the llama.cpp library and this machine; exit code 0 means that all works."""
-    use_cache_dir(options)
     question = Question(
         model=options.path("model"),
         drafter=options.path("model_draft"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -50,7 +49,6 @@ def open_engine(options: Options) -> Engine:
     from dspine.engine.load import load
 
     logging.basicConfig(format="dspine: %(message)s", level=logging.WARNING)
-    use_cache_dir(options)
     template, flash = options.path("chat_template"), options.choice("flash_attn")
     return load(
         options.path("model"),
@@ -72,10 +70,3 @@ def open_engine(options: Options) -> Engine:
         ngram_table=options.path("ngram_table"),
         chat_template=None if template is None else read_text(template),
     )
-
-
-def use_cache_dir(options: Options) -> None:
-    """The probe and its child process find the folder through the environment."""
-    folder = options.path("cache_dir")
-    if folder is not None:
-        os.environ["DSPINE_CACHE_DIR"] = str(folder)

@@ -7,19 +7,22 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dspine.drafters.base import Drafter
 from dspine.engine.target import Target
+from dspine.engine.width import interpolate
 
-FORMAT = 1
+Case = TypeVar("Case", bound=Hashable)
+
+FORMAT = 2
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Row counts that are timed; between them the cost is taken as linear."""
 
@@ -27,16 +30,31 @@ DEPTH = 256
 """Context tokens before the timed rows."""
 
 REPEATS = 5
-BUDGET_MS = 1200.0
-"""Time after which no further round is started (two are always done)."""
+ROWS_BUDGET_MS = 1500.0
+DRAFTS_BUDGET_MS = 500.0
+"""Time after which nothing is timed again."""
+
+FIRST_TURN = 4
+"""Budgets after which what was not timed yet is taken from its neighbours."""
 
 NOISY = 1.6
 """Typical over best time from which a measurement is used but not kept."""
 
+STEADY = 1.15
+"""The same for the times that were repeated, where the budget allowed that for some only."""
+
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Best milliseconds per row count (or block width), and how far typical ones were above."""
+class RowTiming:
+    """Best milliseconds by attention setting and row count, and how far typical ones were above."""
+
+    ms: dict[bool, dict[int, float]]
+    noise: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTiming:
+    """Best milliseconds by block width, and how far typical ones were above."""
 
     ms: dict[int, float]
     noise: float = 1.0
@@ -52,6 +70,11 @@ class Calibration:
     rows_ms: dict[bool, dict[int, float]]
     draft_ms: dict[int, float]
     noise: float = 1.0
+
+    @property
+    def is_noisy(self) -> bool:
+        """Good enough for now, not for later starts."""
+        return self.noise >= NOISY
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -77,26 +100,30 @@ class Calibration:
 
 
 def time_rows(
-    target: Target,
+    targets: Mapping[bool, Target],
     tokens: Sequence[int],
     counts: Sequence[int],
     *,
     depth: int = DEPTH,
     repeats: int = REPEATS,
-    budget_ms: float = BUDGET_MS,
-) -> Timing:
+    budget_ms: float = ROWS_BUDGET_MS,
+) -> RowTiming:
     """Best time of decoding n rows after `depth` of `tokens`, arg-max of every row included.
 
-    Counts take turns, so that a disturbance does not fall on one of them. The memory is empty
+    `targets` are contexts of one model by flash attention setting. Settings and counts (at least
+    two) take turns, so that a disturbance does not fall on one of them. The memories are empty
     afterwards. `tokens` has at least depth + max(counts) entries.
     """
-    target.clear()
-    for start in range(0, depth, target.n_batch):
-        chunk = tokens[start : min(start + target.n_batch, depth)]
-        target.decode(chunk, start, "none")
-    target.checkpoint()
+    for target in targets.values():
+        target.clear()
+        for start in range(0, depth, target.n_batch):
+            chunk = tokens[start : min(start + target.n_batch, depth)]
+            target.decode(chunk, start, "none")
+        target.checkpoint()
 
-    def once(count: int) -> float:
+    def once(case: tuple[int, bool]) -> float:
+        count, flash = case
+        target = targets[flash]
         started = perf_counter()
         target.decode(tokens[depth : depth + count], depth, "all")
         for row in range(count):
@@ -105,9 +132,15 @@ def time_rows(
         target.restore()
         return spent
 
-    timing = _rounds(once, counts, repeats, budget_ms)
-    target.clear()
-    return timing
+    cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
+    times = _take_turns(once, cases, len(targets), repeats, budget_ms)
+    for target in targets.values():
+        target.clear()
+    best = {
+        flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
+        for flash in sorted(targets)
+    }
+    return RowTiming(best, spread(times, len(cases)))
 
 
 def time_drafter(
@@ -117,9 +150,9 @@ def time_drafter(
     *,
     depth: int = DEPTH,
     repeats: int = REPEATS,
-    budget_ms: float = BUDGET_MS,
+    budget_ms: float = DRAFTS_BUDGET_MS,
     seq: int = 0,
-) -> Timing:
+) -> DraftTiming:
     """Best time of a draft of each width after `depth` positions, plus the context of its rows.
 
     A step hands over as many feature rows as it confirmed; two are taken as typical.
@@ -136,29 +169,37 @@ def time_drafter(
         drafter.truncate(seq, depth - 2)
         return spent
 
-    timing = _rounds(once, widths, repeats, budget_ms)
+    for width in widths:
+        once(width)  # builds its graph
+    times = _take_turns(once, _in_turn(widths), 1, repeats, budget_ms)
     drafter.truncate(seq, 0)
-    return timing
+    best = _complete({width: min(values) for width, values in times.items()}, widths)
+    return DraftTiming(best, spread(times, len(widths)))
 
 
 def cached(
-    key: Mapping[str, Any], folder: Path, measure: Callable[[], Calibration]
+    key: Mapping[str, Any],
+    folder: Path,
+    measure: Callable[[], Calibration],
+    *,
+    anew: bool = False,
 ) -> tuple[Calibration, bool]:
     """The calibration kept under `key`, else a new one; (calibration, whether it was kept).
 
-    A damaged file counts as none. A folder that cannot be written costs the next start a
-    measurement, nothing else. Noisy measurements are not kept.
+    `anew` measures in any case and replaces what is kept. A damaged file counts as none. A
+    folder that cannot be written costs the next start a measurement, nothing else. Noisy
+    measurements and empty ones are not kept.
     """
     text = json.dumps({"format": FORMAT, **key}, sort_keys=True)
     file = folder / "calibration" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-        if document["key"] == text:
+        if document["key"] == text and not anew:
             return Calibration.from_json(document), True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # nothing usable is there: measure
     calibration = measure()
-    if calibration.noise < NOISY:
+    if calibration.rows_ms and not calibration.is_noisy:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
@@ -190,20 +231,54 @@ def never_cheaper(table: Mapping[int, float]) -> dict[int, float]:
     return dict(sorted(smooth.items()))
 
 
-def _rounds(
-    once: Callable[[int], float], counts: Sequence[int], repeats: int, budget_ms: float
-) -> Timing:
-    times: dict[int, list[float]] = {count: [] for count in counts}
-    once(max(counts))  # makes buffers, wakes threads
+def spread(times: Mapping[Any, Sequence[float]], cases: int) -> float:
+    """How far typical times lie above the best of their kind; at least NOISY when in doubt.
+
+    Where the budget ended before all of the `cases` were repeated, as with a large target or on
+    a busy machine, what was repeated must agree closely.
+    """
+    ratios = [statistics.median_high(v) / min(v) for v in times.values() if len(v) > 1]
+    if not ratios:
+        return NOISY
+    typical = statistics.median(ratios)
+    hurried = len(ratios) < cases and max(ratios) > STEADY
+    return max(typical, NOISY) if hurried else typical
+
+
+def _take_turns(
+    once: Callable[[Case], float],
+    cases: Sequence[Case],
+    settings: int,
+    repeats: int,
+    budget_ms: float,
+) -> dict[Case, list[float]]:
+    """Times of the cases in turn, `repeats` times over or until the budget is spent.
+
+    `cases` begin with the smallest and the largest count in each of `settings`. Those are always
+    timed and the smallest twice; the first turn of the others ends at FIRST_TURN budgets.
+    """
+    smallest, first = list(cases[:settings]), list(cases[: 2 * settings])
+    turns = [*first, *smallest, *cases[2 * settings :], *list(cases) * (repeats - 1)]
+    times: dict[Case, list[float]] = {}
     started = perf_counter()
-    for turn in range(repeats):
-        if turn >= 2 and (perf_counter() - started) * 1000.0 > budget_ms:
+    for turn, case in enumerate(turns):
+        spent = (perf_counter() - started) * 1000.0
+        limit = budget_ms if len(times) == len(cases) else FIRST_TURN * budget_ms
+        if turn >= len(first) + settings and spent > limit:
             break
-        for count in counts:
-            times[count].append(once(count))
-    best = {count: min(values) for count, values in times.items()}
-    noise = statistics.median(statistics.median(values) / min(values) for values in times.values())
-    return Timing(never_cheaper(best), noise)
+        times.setdefault(case, []).append(once(case))
+    return times
+
+
+def _in_turn(counts: Sequence[int]) -> list[int]:
+    """The smallest, the largest, then those between which a line says least about the cost."""
+    small, *middle, large = sorted({*counts})
+    return [small, large, *sorted(middle, key=lambda n: (n & (n - 1) != 0, abs(n - 4)))]
+
+
+def _complete(times: Mapping[int, float], counts: Sequence[int]) -> dict[int, float]:
+    """Every count: what there was no time for lies on the line between its neighbours."""
+    return never_cheaper({count: interpolate(times, count) for count in counts})
 
 
 def _table(document: Mapping[str, Any]) -> dict[int, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from dspine.drafters.base import Drafter
+from dspine.engine.calibrate import Calibration
 from dspine.engine.compare import Answer, Comparison, explain
 from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, FinishReason, Step
@@ -69,6 +70,7 @@ class EngineParts:
     ngram_min_match: int = 2
     ngram_table: NgramTable | None = None
     plan: WidthPlan | None = None
+    calibration: Calibration | None = None
     disabled_reason: str | None = None
     notices: tuple[str, ...] = ()
     close: Callable[[], None] = field(default=lambda: None)
@@ -119,6 +121,11 @@ class Engine:
     def plan(self) -> WidthPlan | None:
         """What the calibration chose, None when widths were given."""
         return self._parts.plan
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The times behind `plan`, None when nothing was measured."""
+        return self._parts.calibration
 
     @property
     def notices(self) -> tuple[str, ...]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from dspine.default_pair import choose_pair
 from dspine.drafters.dspine import DSpineDrafter
-from dspine.engine import calibrate
 from dspine.engine.engine import Engine, EngineParts, ProposerName
 from dspine.engine.llama_target import LlamaTarget
+from dspine.engine.measure import Conditions, calibrated, check_flash, needs_flash
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.prompt import token_text
 from dspine.engine.proposers import LOOKUP_SCORES
@@ -30,10 +29,11 @@ from dspine.engine.width import (
 from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.pairing import check_pair, describe_target
-from dspine.llama.context import Context, usable_cores
+from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import Model, check_file, load_safely
-from dspine.llama.probe import cache_folder, cpu_model
+from dspine.llama.probe import cache_folder
+from dspine.processor import physical_cores
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
 
 DEFAULT_CONTEXT = 4096
@@ -45,9 +45,6 @@ UNKNOWN_CURVE = (0.4,)
 
 NGRAM_CURVE = tuple(score for _, score in reversed(LOOKUP_SCORES[:-1]))
 """Acceptance along a lookup that starts with a match of two tokens."""
-
-COARSE = (1, 4)
-"""Row counts (with the largest) that are timed first for flash attention on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +66,7 @@ class LoadOptions:
     cache_dir: Path | None
     probe: bool
     calibrate: bool
+    calibrate_anew: bool
     ngram_min_match: int
     ngram_table: Path | None
     chat_template: str | None
@@ -91,6 +89,7 @@ def load(
     cache_dir: str | Path | None = None,
     probe: bool = True,
     calibrate: bool = True,
+    calibrate_anew: bool = False,
     ngram_min_match: int = 2,
     ngram_table: str | Path | None = None,
     chat_template: str | None = None,
@@ -105,7 +104,8 @@ def load(
     flash_attention: on, off, or None for the faster one.
     cache_type_k, cache_type_v: number formats of the target's cache.
     library: folder of another llama.cpp build. cache_dir: where measurements are kept.
-    probe: test the library in a child process first. calibrate: measure, or take what is kept.
+    probe: test the library in a child process first. calibrate: measure, or take what is kept;
+    calibrate_anew: measure in any case and keep that.
     ngram_min_match: shortest repeat that is continued. ngram_table: a table of likely next
     tokens (default: the one beside the drafter, NAME.ngram.npz). chat_template: Jinja text.
 
@@ -122,6 +122,7 @@ def load(
     ):
         if value is not None and value < least:
             raise UsageError(f"{name} is {value}: it must be at least {least}")
+    check_flash(flash_attention, cache_type_v)
     pair = choose_pair(_path(model), _path(drafter))
     return Engine(
         load_parts(
@@ -141,6 +142,7 @@ def load(
                 cache_dir=_path(cache_dir),
                 probe=probe,
                 calibrate=calibrate,
+                calibrate_anew=calibrate_anew,
                 ngram_min_match=ngram_min_match,
                 ngram_table=_path(ngram_table),
                 chat_template=chat_template,
@@ -162,8 +164,9 @@ def load_parts(options: LoadOptions) -> EngineParts:
         notices += check_pair(file.pair, describe_target(options.model))
     with ExitStack() as stack:
         find_library(options.library)
+        cache_dir = options.cache_dir or cache_folder()
         model = stack.enter_context(
-            load_safely(options.model, n_gpu_layers=options.n_gpu_layers)
+            load_safely(options.model, n_gpu_layers=options.n_gpu_layers, cache_dir=cache_dir)
             if options.probe
             else Model.load(options.model, n_gpu_layers=options.n_gpu_layers)
         )
@@ -173,15 +176,27 @@ def load_parts(options: LoadOptions) -> EngineParts:
 
         drafter: DSpineDrafter | None = None
         if file is not None:
-            drafter = DSpineDrafter.load(file.path, model, n_ctx=n_ctx, n_threads=n_threads)
+            drafter = DSpineDrafter.from_file(file, model, n_ctx=n_ctx, n_threads=n_threads)
             stack.callback(drafter.close)
 
         block = file.config.block_size if file else 1
         most = max(MAX_NGRAM_WIDTH, block)
-        plan = disabled = None
+        measured = plan = disabled = None
         if options.calibrate:
-            measured = _calibration(options, model, file, drafter, n_ctx, n_threads, most)
+            conditions = Conditions(
+                n_ctx=n_ctx,
+                n_threads=n_threads,
+                flash_attention=options.flash_attention,
+                cache_type_k=options.cache_type_k,
+                cache_type_v=options.cache_type_v,
+                most_rows=most,
+            )
+            measured = calibrated(
+                model, file, drafter, conditions, cache_dir, anew=options.calibrate_anew
+            )
             curve = (file.record.acceptance_curve if file else ()) or UNKNOWN_CURVE
+            if file is not None and not file.record.acceptance_curve:
+                notices.append(assumes_acceptance(file.path))
             plan = plan_widths(measured.rows_ms, measured.draft_ms, curve, NGRAM_CURVE, most, block)
             pays = plan.drafter is None or plan.drafter.width > 1
             if drafter is not None and not pays and options.spec_draft_n_max is None:
@@ -218,6 +233,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             ngram_min_match=options.ngram_min_match,
             ngram_table=_table(options, model.vocab_size),
             plan=plan,
+            calibration=measured,
             disabled_reason=disabled,
             notices=tuple(notices),
         )
@@ -247,6 +263,15 @@ def make_policy(
     return MeasuredWidth(drafts, plan.cost_ms, frozenset({"ngram"}), prospects)
 
 
+def assumes_acceptance(drafter: Path) -> str:
+    """What stands in for an acceptance that nobody measured, and how to measure it."""
+    return (
+        f"{drafter.name} does not say how many of its drafts are accepted, so the width is chosen "
+        f"as if it were {UNKNOWN_CURVE[0]:.0%} at every slot: `dspine train eval` measures it, "
+        f"`dspine train fit --held-out` and a new `dspine convert` write it into the file"
+    )
+
+
 def does_not_pay(
     cost_ms: Mapping[int, float],
     draft_ms: Mapping[int, float],
@@ -266,105 +291,6 @@ def does_not_pay(
         f"this drafter does not pay here: at its best width of {width} a step is expected to "
         f"give {tokens:.2f} tokens and costs as much as {cost:.2f} plain ones"
     )
-
-
-def needs_flash(cache_type_v: str) -> bool:
-    """A quantised value cache works with flash attention only."""
-    return cache_type_v not in ("f32", "f16", "bf16")
-
-
-def physical_cores() -> int:
-    """Physical cores that this process may use: threads of one core share its arithmetic."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    cores = set()
-    for cpu in usable:
-        shared = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            cores.add(shared.read_text().strip())
-        except OSError:
-            return usable_cores()
-    return len(cores) or usable_cores()
-
-
-def _calibration(
-    options: LoadOptions,
-    model: Model,
-    file: DrafterFile | None,
-    drafter: DSpineDrafter | None,
-    n_ctx: int,
-    n_threads: int,
-    most: int,
-) -> calibrate.Calibration:
-    key: dict[str, Any] = {
-        "cpu": cpu_model(),
-        "cores": usable_cores(),
-        "library": [
-            *calibrate.file_identity(model.library.file),
-            str(model.library.file.parent.resolve()),
-        ],
-        "target": calibrate.file_identity(options.model),
-        "drafter": calibrate.file_identity(file.path) if file else None,
-        "cache_types": [options.cache_type_k, options.cache_type_v],
-        "n_threads": n_threads,
-        "n_ctx": n_ctx,
-        "n_gpu_layers": options.n_gpu_layers,
-        "extra_buffers": model.use_extra_buffers,
-        "flash_attention": options.flash_attention,
-        "rows": most,
-    }
-    measured, _ = calibrate.cached(
-        key,
-        options.cache_dir or cache_folder(),
-        lambda: _measure(options, model, file, drafter, n_threads, most),
-    )
-    return measured
-
-
-def _measure(
-    options: LoadOptions,
-    model: Model,
-    file: DrafterFile | None,
-    drafter: DSpineDrafter | None,
-    n_threads: int,
-    most: int,
-) -> calibrate.Calibration:
-    depth = min(calibrate.DEPTH, model.context_train - most)
-    step = max(1, model.vocab_size // (depth + most + 1))
-    tokens = [(index + 1) * step % model.vocab_size for index in range(depth + most)]
-
-    def timed(flash: bool, counts: tuple[int, ...]) -> calibrate.Timing:
-        with Context(
-            model,
-            n_ctx=depth + most,
-            n_threads=n_threads,
-            flash_attention=flash,
-            cache_type_k=options.cache_type_k,
-            cache_type_v=options.cache_type_v,
-            taps=drafter.taps if drafter else (),
-            max_outputs=most,
-        ) as context:
-            return calibrate.time_rows(LlamaTarget(context), tokens, counts, depth=depth)
-
-    every, noise = calibrate.row_counts(most), 1.0
-    rows_ms: dict[bool, dict[int, float]] = {}
-    if options.flash_attention is not True and not needs_flash(options.cache_type_v):
-        timing = timed(False, every)
-        rows_ms[False], noise = timing.ms, max(noise, timing.noise)
-    if options.flash_attention is not False:
-        known = rows_ms.get(False)
-        timing = timed(True, tuple(sorted({*COARSE, most})) if known else every)
-        # Worth a closer look only where it is faster somewhere.
-        if known and any(ms < known.get(count, ms) for count, ms in timing.ms.items()):
-            timing = timed(True, every)
-        rows_ms[True], noise = timing.ms, max(noise, timing.noise)
-    draft_ms: dict[int, float] = {}
-    if drafter is not None and file is not None:
-        widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
-        drafts = calibrate.time_drafter(
-            drafter, file.config.feature_size, widths, depth=min(depth, drafter.n_ctx)
-        )
-        draft_ms, noise = drafts.ms, max(noise, drafts.noise)
-    return calibrate.Calibration(rows_ms, draft_ms, noise)
 
 
 def _template(options: LoadOptions, model: Model) -> ChatTemplate | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any, Self
 
@@ -26,6 +25,8 @@ from dspine.llama.taps import (
     check_taps,
     float_view,
 )
+from dspine.processor import physical_cores
+from dspine.processor import usable_cores as usable_cores
 
 _NO_SLOT, _ABORTED = 1, 2
 
@@ -86,7 +87,7 @@ class Context:
         self.flash_attention = flash_attention
         self.taps = tuple(taps)
         self.embeddings = embeddings
-        self.n_threads = n_threads or usable_cores()
+        self.n_threads = n_threads or physical_cores()
         self._native = handle.native
         self._vocab_size = model.vocab_size
         self._hidden_size = model.hidden_size
@@ -301,13 +302,6 @@ class Context:
         if code == _ABORTED:
             return LibraryError("the decode was aborted before it was complete")
         return LibraryError(f"the library failed to decode {size} rows (code {code}): {reason}")
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
 
 
 def _release(api: Any, pointer: int, handle: _Handle) -> None:

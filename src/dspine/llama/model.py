@@ -168,12 +168,19 @@ class Model:
         return self._handle
 
 
-def load_safely(path: Path, *, n_gpu_layers: int = 0, use_extra_buffers: bool = True) -> Model:
+def load_safely(
+    path: Path,
+    *,
+    n_gpu_layers: int = 0,
+    use_extra_buffers: bool = True,
+    cache_dir: Path | None = None,
+) -> Model:
     """Load a target after making sure, in a child process, that the library survives a decode.
 
     Some compilers build a library that dies at the first decode on CPUs with AMX; then the model
-    is loaded without extra buffers and `model.notice` says how to cure it. Raises LibraryError
-    when the library fails either way, FileError like `Model.load`.
+    is loaded without extra buffers and `model.notice` says how to cure it. What was found is
+    kept in `cache_dir` (default: the user's cache folder). Raises LibraryError when the library
+    fails either way, FileError like `Model.load`.
     """
     from dspine.llama.probe import probe
 
@@ -183,7 +190,7 @@ def load_safely(path: Path, *, n_gpu_layers: int = 0, use_extra_buffers: bool = 
     _check_header(path)
     if not use_extra_buffers:
         return Model.load(path, n_gpu_layers=n_gpu_layers, use_extra_buffers=False)
-    result = probe(path, library)
+    result = probe(path, library, folder=cache_dir)
     result.require_usable()
     model = Model.load(path, n_gpu_layers=n_gpu_layers, use_extra_buffers=result.use_extra_buffers)
     model.notice = result.notice

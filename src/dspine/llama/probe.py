@@ -75,8 +75,8 @@ def probe(
 ) -> ProbeResult:
     """Result for this machine, library and kind of model, from the cache when it is there.
 
-    `command` builds the child's command line and `folder` is where results are kept (default:
-    the user's cache folder); both are for tests. A child that ends with an ordinary error says
+    `folder` is where results are kept (default: the user's cache folder); `command` builds the
+    child's command line, for tests. A child that ends with an ordinary error says
     nothing about the library: the result is ok and not kept, the load that follows will report
     the error.
     """

@@ -1,0 +1,121 @@
+"""Measures a loaded pair on this machine, or takes what an earlier start has kept of it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspine.drafters.base import Drafter
+from dspine.engine import calibrate
+from dspine.engine.calibrate import Calibration
+from dspine.engine.llama_target import LlamaTarget
+from dspine.errors import UsageError
+from dspine.files.drafter_file import DrafterFile
+from dspine.llama.context import Context
+from dspine.llama.model import Model
+from dspine.llama.probe import cpu_model
+from dspine.processor import usable_cores
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the times depend on besides the files. `flash_attention` None: both settings."""
+
+    n_ctx: int
+    n_threads: int
+    flash_attention: bool | None
+    cache_type_k: str
+    cache_type_v: str
+    most_rows: int
+
+    @property
+    def settings(self) -> tuple[bool, ...]:
+        """The flash attention settings that are possible and not ruled out."""
+        if self.flash_attention is not None:
+            return (self.flash_attention,)
+        return (True,) if needs_flash(self.cache_type_v) else (False, True)
+
+
+def needs_flash(cache_type_v: str) -> bool:
+    """A quantised value cache works with flash attention only."""
+    return cache_type_v not in ("f32", "f16", "bf16")
+
+
+def check_flash(flash_attention: bool | None, cache_type_v: str) -> None:
+    """UsageError where a cache was asked for that needs what was switched off."""
+    if flash_attention is False and needs_flash(cache_type_v):
+        raise UsageError(
+            f"the value cache is {cache_type_v} (-ctv), which needs flash attention, and that is "
+            f"off: use -fa auto or on, or -ctv f16"
+        )
+
+
+def calibrated(
+    model: Model,
+    file: DrafterFile | None,
+    drafter: Drafter | None,
+    conditions: Conditions,
+    folder: Path,
+    *,
+    anew: bool = False,
+) -> Calibration:
+    """Times of this pair under these conditions, kept in `folder`; `anew` measures in any case."""
+    key: dict[str, Any] = {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "library": [
+            *calibrate.file_identity(model.library.file),
+            str(model.library.file.parent.resolve()),
+        ],
+        "target": calibrate.file_identity(model.path),
+        "drafter": calibrate.file_identity(file.path) if file else None,
+        "cache_types": [conditions.cache_type_k, conditions.cache_type_v],
+        "n_threads": conditions.n_threads,
+        "n_ctx": conditions.n_ctx,
+        "n_gpu_layers": model.n_gpu_layers,
+        "extra_buffers": model.use_extra_buffers,
+        "flash_attention": conditions.flash_attention,
+        "rows": conditions.most_rows,
+    }
+    found, _ = calibrate.cached(
+        key, folder, lambda: measure(model, file, drafter, conditions), anew=anew
+    )
+    return found
+
+
+def measure(
+    model: Model, file: DrafterFile | None, drafter: Drafter | None, conditions: Conditions
+) -> Calibration:
+    """Time the target, both attention settings in turn, then the drafter."""
+    most = conditions.most_rows
+    depth = min(calibrate.DEPTH, model.context_train - most)
+    step = max(1, model.vocab_size // (depth + most + 1))
+    tokens = [(index + 1) * step % model.vocab_size for index in range(depth + most)]
+    with ExitStack() as stack:
+        targets = {
+            flash: LlamaTarget(
+                stack.enter_context(
+                    Context(
+                        model,
+                        n_ctx=depth + most,
+                        n_threads=conditions.n_threads,
+                        flash_attention=flash,
+                        cache_type_k=conditions.cache_type_k,
+                        cache_type_v=conditions.cache_type_v,
+                        taps=drafter.taps if drafter else (),
+                        max_outputs=most,
+                    )
+                )
+            )
+            for flash in conditions.settings
+        }
+        rows = calibrate.time_rows(targets, tokens, calibrate.row_counts(most), depth=depth)
+    if drafter is None or file is None:
+        return Calibration(rows.ms, {}, rows.noise)
+    widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
+    drafts = calibrate.time_drafter(
+        drafter, file.config.feature_size, widths, depth=min(depth, conditions.n_ctx)
+    )
+    return Calibration(rows.ms, drafts.ms, max(rows.noise, drafts.noise))
