@@ -93,8 +93,8 @@ def test_logits_equal_those_of_the_high_level_class(
         n_ctx=256,
         n_batch=64,
         n_ubatch=64,
-        n_threads=2,
-        n_threads_batch=2,
+        n_threads=1,
+        n_threads_batch=1,
         logits_all=True,
         flash_attn=flash_attention,
         verbose=False,
@@ -103,7 +103,7 @@ def test_logits_equal_those_of_the_high_level_class(
     expected = np.asarray(reference.scores[: len(tokens)], dtype=np.float32)
     reference.close()
     with Context(
-        model, n_ctx=256, n_batch=64, n_threads=2, flash_attention=flash_attention
+        model, n_ctx=256, n_batch=64, n_threads=1, flash_attention=flash_attention
     ) as context:
         rows = decode(context, tokens)
         found = np.stack([context.logits(row) for row in range(rows)])
@@ -117,7 +117,7 @@ def test_both_ways_to_read_taps_agree_bit_for_bit(model: Model) -> None:
     features = []
     for by_callback in (False, True):
         with Context(
-            model, n_ctx=256, n_threads=2, taps=TAPS, taps_by_callback=by_callback
+            model, n_ctx=256, n_threads=1, taps=TAPS, taps_by_callback=by_callback
         ) as context:
             rows = decode(context, tokens)
             features.append(context.features(0, rows))
@@ -132,7 +132,7 @@ def test_the_hidden_state_times_the_head_gives_the_logits(
     model: Model, default_target: Path
 ) -> None:
     tokens = model.tokenizer.encode(TEXT)
-    with Context(model, n_ctx=256, n_threads=2, embeddings=True) as context:
+    with Context(model, n_ctx=256, n_threads=1, embeddings=True) as context:
         rows = decode(context, tokens)
         hidden = context.hidden(rows - 1).copy()
         logits = context.logits(rows - 1).copy()
