@@ -41,11 +41,22 @@ def row(setting: Setting) -> str:
     cells = (
         flags,
         f"`{setting.env}`" if setting.env else "none",
-        setting.shown_default or "none",
+        defaults(setting),
         help_text,
         ", ".join(setting.commands),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def defaults(setting: Setting) -> str:
+    """The default, and that of the commands which have another."""
+    usual = setting.shown_default or "none"
+    others = [
+        f"{command}: {setting.of(command).shown_default or 'none'}"
+        for command in setting.variants
+        if setting.of(command).shown_default != setting.shown_default
+    ]
+    return "; ".join([usual, *others])
 
 
 def difference(page: Path = PAGE) -> str | None:

@@ -15,25 +15,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dspine.engine.compare import Comparison as Comparison
+    from dspine.engine.compare import Divergence as Divergence
     from dspine.engine.engine import Engine as Engine
     from dspine.engine.engine import Result as Result
     from dspine.engine.events import Finish as Finish
     from dspine.engine.events import Prefill as Prefill
     from dspine.engine.events import Step as Step
     from dspine.engine.load import load as load
+    from dspine.engine.stats import ProposerStats as ProposerStats
+    from dspine.engine.stats import Stats as Stats
     from dspine.errors import DspineError as DspineError
 
 _HOMES = {
+    "Comparison": "dspine.engine.compare",
+    "Divergence": "dspine.engine.compare",
     "DspineError": "dspine.errors",
     "Engine": "dspine.engine.engine",
     "Finish": "dspine.engine.events",
     "Prefill": "dspine.engine.events",
+    "ProposerStats": "dspine.engine.stats",
     "Result": "dspine.engine.engine",
+    "Stats": "dspine.engine.stats",
     "Step": "dspine.engine.events",
     "load": "dspine.engine.load",
 }
 
-__all__ = ["DspineError", "Engine", "Finish", "Prefill", "Result", "Step", "__version__", "load"]
+__all__ = [
+    "Comparison",
+    "Divergence",
+    "DspineError",
+    "Engine",
+    "Finish",
+    "Prefill",
+    "ProposerStats",
+    "Result",
+    "Stats",
+    "Step",
+    "__version__",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

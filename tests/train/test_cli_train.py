@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_the_whole_way_from_prompts_to_a_running_drafter(
     assert "0 sequences" in capsys.readouterr().out, "a second run has nothing to do"
 
     table = tmp_path / "letters.ngram.npz"
-    run("train", "ngram", *model, "--answers", answers, "-o", table)
+    run("train", "ngram", "-m", target, "--answers", answers, "-o", table)
+    assert re.search(r"\d+ entries, \d+\.\d kB\n", capsys.readouterr().out)
     assert table.stat().st_size > 0
 
     fitted = tmp_path / "run"
@@ -81,16 +83,32 @@ def test_the_whole_way_from_prompts_to_a_running_drafter(
     assert set(measured["by_source"]) == {"letters"}
 
     drafter = tmp_path / "drafter.gguf"
-    checkpoint = max(fitted.glob("checkpoint-*"))
-    run("convert", checkpoint, drafter, "--dtype", "f16", "-m", target)
+    run("convert", fitted, drafter, "--dtype", "f16", "-m", target)
     capsys.readouterr()
     run("run", *model, "-md", drafter, "-c", "128", "-n", "16", "--raw", "--json",
         "--proposer", "dspine", "--spec-draft-n-max", "3", "abcabc")  # fmt: skip
     assert json.loads(capsys.readouterr().out)["stats"]["drafted"] > 0
 
-    assert run_cli(["convert", str(checkpoint), str(drafter)]) == 2
-    assert "drafter.gguf" in capsys.readouterr().err
-    run("convert", checkpoint, drafter, "--force")
+    assert run_cli(["convert", str(fitted), str(drafter)]) == 2
+    assert "--force" in capsys.readouterr().err
+    run("convert", fitted, drafter, "--force")
+    assert capsys.readouterr().err == ""
+
+    blind = ("train", "fit", *model, "--shards", shards, "-o", tmp_path / "blind", "--steps", "1",
+             "--num-layers", "1", "--block-size", "4", "--window", "16", "--transfer-rank", "8",
+             "--message-size", "8", "--top-k", "4", "--draft-vocab-size", "0",
+             "--anchors-per-step", "8")  # fmt: skip
+    run(*blind)
+    assert "again with --held-out FOLDER" in capsys.readouterr().err
+    run("convert", tmp_path / "blind", drafter, "--force")
+    assert "does not say how many drafts are accepted" in capsys.readouterr().err
+    run("run", *model, "-md", drafter, "-c", "128", "-n", "2", "--raw", "abcabc")
+    assert "as if it were 40% at every slot" in capsys.readouterr().err
+    assert run_cli([*map(str, blind), "--held-out", str(tmp_path)]) == 4
+    assert f"no feature shard in the held-out folder {tmp_path}" in capsys.readouterr().err
+    run(*blind, "--held-out", held_out)
+    run("convert", tmp_path / "blind", drafter, "--force")
+    assert capsys.readouterr().err == "", "the second run measured and wrote it down"
 
 
 LIMITED = (
@@ -132,6 +150,8 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_room_continues_it(tmp_path: 
         (["features"], "no output is given: name it with -o FOLDER"),
         (["fit"], "no output is given"),
         (["ngram", "-o", "x.npz"], "no answer file"),
+        (["answers", "-o", "x.jsonl"], "no prompt file: name one or several with --prompts"),
+        (["features", "-o", "x"], "name answer files with --answers FILE or plain text"),
         (["fit", "-o", "run", "--shards", "none"], "exactly one sets the length"),
         (["fit", "-o", "run", "--steps", "3"], "no shard folder"),
         (["eval", "nothing"], "nothing"),

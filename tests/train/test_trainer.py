@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dspine.errors import TrainingError, UsageError
+from dspine.files import run_folder
 from dspine.files.checkpoint import read_checkpoint, write_checkpoint
 from dspine.files.schema import tensor_specs
 from dspine.train import checkpoints, trainer
@@ -168,7 +169,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(
     with pytest.raises(TrainingError, match="the disk is full") as caught:
         fit(options(data, tmp_path, steps=4))
     assert "\n" not in str(caught.value)
-    assert [p.name for p in checkpoints.list_checkpoints(tmp_path)] == ["checkpoint-00000002"]
+    assert [p.name for p in run_folder.list_checkpoints(tmp_path)] == ["checkpoint-00000002"]
     assert not list(tmp_path.glob("*.partial"))
     after = weights(tmp_path / "checkpoint-00000002")
     assert all(np.array_equal(before[name], after[name]) for name in before)
@@ -177,7 +178,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(
 def test_keeps_the_last_two_and_the_best(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 5):
         (tmp_path / f"checkpoint-{step:08d}").mkdir()
-    checkpoints.write_best(tmp_path, checkpoints.Best("checkpoint-00000002", 2.5))
+    checkpoints.write_best(tmp_path, run_folder.Best("checkpoint-00000002", 2.5))
     (tmp_path / "checkpoint-00000006.partial").mkdir()
     checkpoints.prune(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -186,7 +187,7 @@ def test_keeps_the_last_two_and_the_best(tmp_path: Path) -> None:
         "checkpoint-00000004",
         "checkpoint-00000005",
     ]
-    assert checkpoints.read_best(tmp_path) == checkpoints.Best("checkpoint-00000002", 2.5)
+    assert run_folder.read_best(tmp_path) == run_folder.Best("checkpoint-00000002", 2.5)
 
 
 def test_new_shards_join_a_run(data: Path, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import click
 import pytest
 
+import dspine
 from dspine.cli.main import cli, complain, run_cli
+from dspine.cli.output import size
 from dspine.errors import DspineError, FileError, LibraryError, TrainingError
 
 
@@ -128,3 +130,41 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     assert done.stdout.split("\n")[-2] == "[]"
     for name in cli.commands:
         assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (74_200, "74.2 kB"),
+        (999_960, "1.0 MB"),
+        (12_345_678, "12.3 MB"),
+        (5_000_000_000, "5.0 GB"),
+    ],
+)
+def test_sizes_have_the_unit_that_suits_them(n_bytes: int, text: str) -> None:
+    assert size(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("answers", "one that is there is continued"),
+        ("fit", "Folder of the run"),
+        ("eval", "to measure on, held out from training"),
+        ("features", "The prompt file that tells the source"),
+    ],
+)
+def test_a_shared_option_is_explained_for_the_command(
+    capsys: pytest.CaptureFixture[str], command: str, told: str
+) -> None:
+    assert run_cli(["train", command, "--help"]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_a_program_needs_is_exported() -> None:
+    for name in dspine.__all__:
+        assert getattr(dspine, name) is not None
+    assert {"Comparison", "Divergence", "ProposerStats", "Stats"} <= set(dspine.__all__)

@@ -122,7 +122,9 @@ def test_compare_json_has_the_promised_fields(
     seen: list[Options], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli(["run", "--compare", "--json", "abcdab"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    assert "..." not in err
+    document = json.loads(out)
     assert document["identical"] is True
     assert document["divergence"] is None
     assert document["plain"]["tokens_per_second"] > 0
@@ -137,7 +139,8 @@ def test_compare_shows_the_text_once_and_both_speeds(
     seen: list[Options], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli(["run", "--compare", "abcdab"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.endswith("\nplain ...\nspeculative ...\n")
     assert out.count("cdabcdabcdabcd") == 1
     assert "acceptance length" in out
     assert out.rstrip().endswith("times the plain speed, the same text")

@@ -356,13 +356,14 @@ def test_foreign_folders_need_their_target(tmp_path: Path) -> None:
     (folder / "dspine.json").unlink()
     with pytest.raises(FileError, match="name the target's GGUF"):
         convert_checkpoint(folder, out)
-    with pytest.raises(FileError, match="vocabulary size of 160, but Tiny has 64"):
+    with pytest.raises(FileError, match="vocabulary size of 160, but other has 64"):
         convert_checkpoint(folder, out, target=_target(tmp_path / "other.gguf", 64))
     assert not out.exists()
     target = _target(tmp_path / "target.gguf")
-    assert convert_checkpoint(folder, out, target=target, thinking=True) == []
+    (warning,) = convert_checkpoint(folder, out, target=target, thinking=True)
+    assert "how many drafts are accepted" in warning
     pair = read_drafter(out).pair
-    assert (pair.name, pair.num_layers, pair.vocab_size, pair.thinking) == ("Tiny", 8, 160, True)
+    assert (pair.name, pair.num_layers, pair.vocab_size, pair.thinking) == ("target", 8, 160, True)
 
 
 def test_our_folder_is_compared_with_a_named_target(tmp_path: Path) -> None:
@@ -371,8 +372,29 @@ def test_our_folder_is_compared_with_a_named_target(tmp_path: Path) -> None:
     warnings = convert_checkpoint(folder, out, target=_target(tmp_path / "target.gguf"))
     assert len(warnings) == 2
     assert "vocabulary cannot be compared" in warnings[0]
-    assert "Tiny is another version or a fine-tune of A target" in warnings[1]
+    assert "target is another version or a fine-tune of A target" in warnings[1]
     assert read_drafter(out).pair == PAIR
+
+
+def test_a_run_stands_for_its_best_checkpoint(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out.gguf"
+    for number, width in ((1, 0.25), (2, 0.5), (3, 0.75)):
+        record = replace(RECORD, acceptance_curve=(width,) * len(RECORD.acceptance_curve))
+        write_checkpoint(run / f"checkpoint-{number:08d}", SMALL, PAIR, record, weights())
+    convert_checkpoint(run, out)
+    assert read_drafter(out).record.acceptance_curve[0] == 0.75, "the newest, while none is best"
+    (run / "best.json").write_text('{"checkpoint": "checkpoint-00000002", "acceptance_length": 2}')
+    convert_checkpoint(run, out, overwrite=True)
+    assert read_drafter(out).record.acceptance_curve[0] == 0.5
+    with pytest.raises(FileError, match="--force"):
+        convert_checkpoint(run, out)
+
+
+def test_a_missing_acceptance_curve_is_told(tmp_path: Path) -> None:
+    record = replace(RECORD, acceptance_curve=())
+    write_checkpoint(tmp_path / "checkpoint", SMALL, PAIR, record, weights())
+    (warning,) = convert_checkpoint(tmp_path / "checkpoint", tmp_path / "out.gguf")
+    assert "--held-out" in warning and "dspine train eval" in warning
 
 
 def test_sixteen_bit_counts_are_no_weights(tmp_path: Path) -> None:

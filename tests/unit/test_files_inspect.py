@@ -189,7 +189,9 @@ def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"config\.json cannot be read as JSON"):
         inspect_path(tmp_path)
     (tmp_path / "x.txt").write_text("hello world")
-    with pytest.raises(FileError, match="not a GGUF"):
+    with pytest.raises(
+        FileError, match=r"not a GGUF file \(it begins with 68 65 6c 6c, not with 47"
+    ):
         inspect_path(tmp_path / "x.txt")
     with pytest.raises(FileError, match="does not exist"):
         inspect_path(tmp_path / "none")

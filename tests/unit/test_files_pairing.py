@@ -63,8 +63,8 @@ def test_the_vocabulary_hash_by_hand() -> None:
 
 
 def test_a_target_describes_itself(tmp_path: Path) -> None:
-    pair = describe_target(_target(tmp_path / "m.gguf", TOKENS, pair_text("general.name", "M 1")))
-    assert (pair.name, pair.architecture) == ("M 1", "llama")
+    pair = describe_target(_target(tmp_path / "M-1.gguf", TOKENS))
+    assert (pair.name, pair.architecture) == ("M-1", "llama")
     assert (pair.hidden_size, pair.num_layers, pair.vocab_size) == (8, 4, 3)
     assert pair.vocab_hash == vocab_hash(["a", "ü", b"\xff"])
     assert pair.fingerprint == hashlib.sha256(NORM.tobytes()).hexdigest()
@@ -75,6 +75,29 @@ def test_the_fingerprint_is_of_float32_whatever_is_stored(tmp_path: Path) -> Non
     half = NORM.astype("<f2")
     pair = describe_target(_target(tmp_path / "m.gguf", norm=half.tobytes(), norm_type=1))
     assert pair.fingerprint == hashlib.sha256(half.astype("<f4").tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("Qwen3-4B-UD-IQ2_XXS.gguf", "Qwen3-4B"),
+        ("Big-70B-Q4_K_M-00001-of-00003.gguf", "Big-70B"),
+        ("Some-8B-bf16.gguf", "Some-8B"),
+        ("model.gguf", "Folder of a run"),
+        ("sha256-0123456789abcdef0123.gguf", "Folder of a run"),
+    ],
+)
+def test_a_target_is_called_as_its_file_is(tmp_path: Path, file: str, name: str) -> None:
+    path = _target(tmp_path / "m.gguf", TOKENS, pair_text("general.name", "Folder of a run"))
+    (tmp_path / "named").mkdir()
+    named = path.rename(tmp_path / "named" / file)
+    if "-of-" in file:
+        for number in (2, 3):
+            named.with_name(file.replace("00001", f"{number:05d}", 1)).write_bytes(
+                named.read_bytes()
+            )
+    assert describe_target(named).name == name
 
 
 def test_names_and_vocabularies_that_are_missing(tmp_path: Path) -> None:

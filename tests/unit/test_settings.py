@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dspine.errors import UsageError
-from dspine.settings import SETTINGS, Setting, Value, resolve
+from dspine.settings import SETTINGS, Setting, Value, resolve, settings_of
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -86,6 +86,15 @@ def test_names_flags_and_variables_are_unique() -> None:
         [setting.env for setting in SETTINGS if setting.env],
     ):
         assert len(values) == len(set(values))
+
+
+def test_a_command_may_say_something_else_of_a_shared_option() -> None:
+    told = {setting.name: setting for setting in settings_of("convert")}["model"]
+    assert "default" not in told.shown_default and "required" in told.help
+    assert told.flags == BY_NAME["model"].flags
+    assert {s.name: s for s in settings_of("run")}["model"] == BY_NAME["model"]
+    for setting in SETTINGS:
+        assert setting.variants.keys() <= {*setting.commands}, setting.name
 
 
 def test_the_name_is_the_long_flag() -> None:

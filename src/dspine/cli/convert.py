@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dspine.cli.options import Options, settings_command
-from dspine.cli.output import Progress, warn
+from dspine.cli.output import Progress, size, warn
 
 THINKING = {"keep": None, "on": True, "off": False}
 
@@ -18,7 +18,10 @@ THINKING = {"keep": None, "on": True, "off": False}
     click.Argument(["output"], type=click.Path(path_type=Path)),
 )
 def command(options: Options, folder: Path, output: Path) -> None:
-    """Write the drafter in FOLDER as the GGUF file OUTPUT, which `-md` takes."""
+    """Write the drafter in FOLDER as the GGUF file OUTPUT, which `-md` takes.
+
+    FOLDER is a checkpoint, or the output of `train fit`, whose best checkpoint is taken.
+    """
     from dspine.files.convert import convert_checkpoint
 
     with Progress(f"writing {output}") as progress:
@@ -33,4 +36,4 @@ def command(options: Options, folder: Path, output: Path) -> None:
         )
     for warning in warnings:
         warn(warning)
-    click.echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+    click.echo(f"{output}: {size(output.stat().st_size)}")

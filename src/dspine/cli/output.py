@@ -37,6 +37,16 @@ def speed_line(stats: Stats) -> str:
     return " · ".join(parts)
 
 
+def size(n_bytes: int) -> str:
+    """A file's size in the unit that leaves one to three digits before the point."""
+    amount, unit = float(n_bytes), "bytes"
+    for larger in ("kB", "MB", "GB"):
+        if amount < 999.95:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{n_bytes} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+
+
 def print_json(document: dict[str, Any]) -> None:
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 

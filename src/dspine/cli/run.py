@@ -40,6 +40,7 @@ def command(options: Options, prompt_argument: str | None) -> int:
                 stop=request.stop,
                 raw=request.raw,
                 cancel=cancel,
+                on_start=None if options.switch("json") else announce,
             )
             return print_comparison(comparison, as_json=options.switch("json"))
         events = engine.generate(
@@ -70,6 +71,11 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         yield cancel
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def announce(way: str) -> None:
+    """Which of the two answers is being made: neither is shown before both are."""
+    click.echo(f"{way} ...", err=True)
 
 
 def about(engine: Engine) -> dict[str, Any]:

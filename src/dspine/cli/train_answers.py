@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 @settings_command("train answers")
 def command(options: Options) -> None:
     """Let the target answer the prompts; the same command continues a run."""
+    from dspine.llama.library import find_library
     from dspine.train.answers import generate_answers
 
     wanted = answer_options(options)
+    find_library(options.path("library"))
     report = generate_answers(wanted)
     rate = report.tokens / max(report.seconds, 1e-9)
     click.echo(

@@ -11,6 +11,7 @@ import click
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json
 from dspine.default_pair import default_target
+from dspine.processor import physical_cores
 
 if TYPE_CHECKING:
     from dspine.train.evaluate import AcceptanceReport, Evaluation
@@ -23,9 +24,7 @@ def command(options: Options, checkpoint: Path) -> None:
 
     from dspine.train.evaluate_checkpoint import evaluate_checkpoint
 
-    threads = options.positive("threads")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(options.positive("threads") or physical_cores())
     evaluation = evaluate_checkpoint(
         checkpoint,
         options.path("model") or default_target(),

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 @settings_command("train features")
 def command(options: Options) -> None:
     """Capture the target's features of answers and texts; the same command continues a run."""
+    from dspine.llama.library import find_library
     from dspine.train.features import capture
 
     wanted = feature_options(options)
+    find_library(options.path("library"))
     report = capture(wanted)
     click.echo(
         f"{wanted.output}: {report.sequences} sequences ({report.held_out_sequences} held out), "

@@ -9,6 +9,7 @@ import click
 
 from dspine.cli import INTERRUPTED
 from dspine.cli.options import Options, required_path, settings_command, whole_numbers
+from dspine.cli.output import warn
 from dspine.default_pair import default_target
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def command(options: Options) -> int:
     result = fit(fit_options(options), on_log=show)
     best = f"; best {result.best} at {result.acceptance_length:.3f}" if result.best else ""
     click.echo(f"{result.checkpoint} after {result.steps} steps{best}")
+    if result.finished and result.best is None:
+        warn(
+            "how many drafts are accepted was not measured, so `dspine run` has to assume it: run "
+            "the same command again with --held-out FOLDER, which measures it and trains no more"
+        )
     if not result.finished:
         click.echo("dspine: stopped; run the same command again to go on", err=True)
     return 0 if result.finished else INTERRUPTED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from dspine.cli.options import Options, required_path, settings_command
+from dspine.cli.output import size
 from dspine.default_pair import default_target
 from dspine.errors import UsageError
 
@@ -26,4 +27,4 @@ def command(options: Options) -> None:
         (record.answer for record in records), max_entries=options.positive("max_entries")
     )
     table.save(output)
-    click.echo(f"{output}: {len(table)} entries, {output.stat().st_size / 1e6:.1f} MB")
+    click.echo(f"{output}: {len(table)} entries, {size(output.stat().st_size)}")

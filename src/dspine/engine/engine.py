@@ -208,10 +208,16 @@ class Engine:
         raw: bool = False,
         variables: Mapping[str, Any] | None = None,
         cancel: threading.Event | None = None,
+        on_start: Callable[[str], None] | None = None,
     ) -> Comparison:
-        """Answer plainly, then speculatively; a difference is explained by the target alone."""
+        """Answer plainly, then speculatively; a difference is explained by the target alone.
+
+        `on_start` hears "plain" and "speculative" when that answer begins.
+        """
         answers: list[tuple[Answer, Trace]] = []
         for plain in (True, False):
+            if on_start is not None:
+                on_start("plain" if plain else "speculative")
             trace = Trace()
             result = _collect(
                 self.generate(

@@ -37,7 +37,7 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     if path.is_dir():
         raise FileError(f"cannot write {path}: {_REASONS[errno.EISDIR]}")
     if not overwrite and path.exists():
-        raise FileError(f"{path} exists already: choose another name or ask for overwriting")
+        raise FileError(f"{path} exists already: choose another name, or replace it with --force")
 
 
 @contextmanager

@@ -225,9 +225,10 @@ class _HeaderReader:
 
     def read(self) -> GgufHeader:
         if self._data[: len(MAGIC)] != MAGIC:
+            begins = bytes(self._data[: len(MAGIC)]).hex(" ") or "nothing"
             raise FileError(
-                f"{self._path} is not a GGUF file (it starts with {bytes(self._data[:4])!r}): "
-                f"choose a .gguf file"
+                f"{self._path} is not a GGUF file (it begins with {begins}, not with "
+                f"{MAGIC.hex(' ')}): choose a .gguf file"
             )
         self._at = len(MAGIC)
         version = self._u32()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,10 @@ from dspine.errors import FileError, PairError
 from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
 from dspine.files.mapped import printable
 from dspine.files.schema import DrafterConfig, Pair
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_ENCODING = re.compile(r"[.-](?:(?:UD-)?I?Q\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)
+_SAYS_NOTHING = re.compile(r"(?:sha256[-:])?[0-9a-f]{16,}|(?:ggml-)?model", re.IGNORECASE)
 
 FINGERPRINT_TENSOR = "output_norm.weight"
 
@@ -44,7 +49,7 @@ def describe_target(path: Path) -> Pair:
     if trunk < 1:
         raise FileError(f"{path} holds next-token (MTP) layers only: name the model's own file")
     return Pair(
-        name=printable(metadata_text(header, "general.name")) or path.stem,
+        name=_name(path, header),
         architecture=architecture,
         hidden_size=_count(header, f"{architecture}.embedding_length"),
         num_layers=trunk,
@@ -124,6 +129,18 @@ def metadata_text(header: GgufHeader, key: str) -> str:
     """A text of the header, or an empty string when it is missing or no text."""
     value = header.metadata.get(key)
     return value if isinstance(value, str) else ""
+
+
+def _name(path: Path, header: GgufHeader) -> str:
+    """What people call the model: its file's name without the quantisation.
+
+    `general.name` is often the name of a folder in which somebody trained, so it only stands in
+    for file names that say nothing.
+    """
+    stem = _ENCODING.sub("", _PART.sub("", path.stem))
+    if _SAYS_NOTHING.fullmatch(stem):
+        stem = metadata_text(header, "general.name") or stem
+    return printable(stem)
 
 
 def _fingerprint(gguf: GgufFile) -> str:

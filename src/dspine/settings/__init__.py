@@ -14,4 +14,4 @@ SETTINGS: tuple[Setting, ...] = (*RUN_SETTINGS, *DATA_SETTINGS, *FIT_SETTINGS)
 
 def settings_of(command: str) -> tuple[Setting, ...]:
     """The settings of one command, in the order of its help."""
-    return tuple(setting for setting in SETTINGS if command in setting.commands)
+    return tuple(setting.of(command) for setting in SETTINGS if command in setting.commands)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dspine.settings.setting import Setting
+from dspine.settings.setting import Setting, Variant
 
 DATA_SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -44,8 +44,16 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         in_environment=False,
         group="Data",
         help="Prompt file (JSON lines with id, prompt and source); may be given several "
-        "times. For features it tells the source of each answer.",
+        "times. For features a single one, which tells the source of each answer.",
         commands=("train answers", "train features"),
+        variants={
+            "train answers": Variant(
+                "Prompt file (JSON lines with id, prompt and source); may be given several times."
+            ),
+            "train features": Variant(
+                "The prompt file that tells the source of each answer, which --source needs."
+            ),
+        },
     ),
     Setting(
         name="answers",
@@ -80,6 +88,12 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         help="Where the result goes: the answer file, the folder of shards, the folder of "
         "the run, or the table. What is there is continued.",
         commands=("train answers", "train features", "train ngram", "train fit"),
+        variants={
+            "train answers": Variant("Answer file; one that is there is continued."),
+            "train features": Variant("Folder of shards; one that is there is continued."),
+            "train ngram": Variant("Table file, NAME.ngram.npz beside the drafter NAME.gguf."),
+            "train fit": Variant("Folder of the run; one that is there is continued."),
+        },
     ),
     Setting(
         name="held_out_output",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dspine.settings.setting import Setting
+from dspine.settings.setting import Setting, Variant
 
 FIT_SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -13,8 +13,17 @@ FIT_SETTINGS: tuple[Setting, ...] = (
         placeholder="FOLDER",
         in_environment=False,
         group="Data",
-        help="Folder of feature shards to train on; may be given several times.",
+        help="Folder of feature shards to train or measure on; may be given several times.",
         commands=("train fit", "train eval"),
+        variants={
+            "train fit": Variant(
+                "Folder of feature shards to train on; may be given several times."
+            ),
+            "train eval": Variant(
+                "Folder of feature shards to measure on, held out from training; may be given "
+                "several times."
+            ),
+        },
     ),
     Setting(
         name="held_out",

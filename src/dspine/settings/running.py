@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dspine.settings.setting import Setting
+from dspine.settings.setting import Setting, Variant
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 EVERY_LOADING_COMMAND = ("run", "doctor")
@@ -18,6 +18,13 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         group="Model",
         help="Target: a GGUF file that llama.cpp runs.",
         commands=(*EVERY_LOADING_COMMAND, "convert", *TRAIN_COMMANDS),
+        variants={
+            "convert": Variant(
+                "Target of the drafter, a GGUF file. A folder that `dspine train fit` wrote "
+                "carries what is needed of it and is only compared; for any other it is required.",
+                "",
+            )
+        },
         placeholder="FILE",
     ),
     Setting(
@@ -83,7 +90,13 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="one for each physical core",
         group="Speed",
         help="Processor threads; 0 is the default.",
-        commands=(*EVERY_LOADING_COMMAND, *TRAIN_COMMANDS),
+        commands=(
+            *EVERY_LOADING_COMMAND,
+            "train answers",
+            "train features",
+            "train fit",
+            "train eval",
+        ),
         placeholder="N",
     ),
     Setting(
@@ -264,7 +277,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the one of llama-cpp-python",
         group="Library",
         help="Folder with the llama.cpp libraries (libllama and libggml) of the same version.",
-        commands=EVERY_LOADING_COMMAND,
+        commands=(*EVERY_LOADING_COMMAND, "train answers", "train features"),
         placeholder="FOLDER",
     ),
     Setting(

@@ -6,7 +6,7 @@ A flag wins over its environment variable, which wins over the default.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -17,6 +17,15 @@ Value: TypeAlias = Path | int | float | str | bool | tuple[str, ...] | None
 
 TRUE_WORDS = ("1", "on", "true", "yes", "enabled")
 FALSE_WORDS = ("0", "off", "false", "no", "disabled", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What one command says of an option that several share."""
+
+    help: str
+    default_text: str | None = None
+    """None: as for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +44,18 @@ class Setting:
     placeholder: str = ""
     default_text: str = ""
     """What the default means, where the bare value would not tell."""
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    """Commands for which it means something else in part."""
     in_environment: bool = True
     """False for what belongs to one call alone, such as the prompt."""
+
+    def of(self, command: str) -> Setting:
+        """The setting as this command understands it."""
+        variant = self.variants.get(command)
+        if variant is None:
+            return self
+        text = self.default_text if variant.default_text is None else variant.default_text
+        return replace(self, help=variant.help, default_text=text, variants={})
 
     @property
     def env(self) -> str | None:

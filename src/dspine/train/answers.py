@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from dspine.errors import TrainingError, UsageError
-from dspine.llama.context import usable_cores
 from dspine.llama.model import Model, load_safely
+from dspine.processor import physical_cores
 from dspine.train.generation import Generator, Job, common_prefix
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import Prompt, PromptEncoder, read_prompts
@@ -74,7 +74,7 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
     Each line is written when its answer ends; the file is synchronised every few lines.
     """
     _check(options)
-    threads = options.threads or usable_cores()
+    threads = options.threads or physical_cores()
     torch.set_num_threads(threads)
     folder = options.output.parent
     try:
@@ -166,6 +166,8 @@ class _Appender:
 
 
 def _check(options: AnswerOptions) -> None:
+    if not options.prompts:
+        raise UsageError("no prompt file: name one or several with --prompts FILE")
     for name in ("answers_per_prompt", "max_tokens", "max_prompt_tokens", "slots"):
         if getattr(options, name) < 1:
             raise UsageError(f"{name} is {getattr(options, name)}: it must be at least 1")

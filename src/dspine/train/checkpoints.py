@@ -8,10 +8,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +20,12 @@ from numpy.typing import NDArray
 from dspine.errors import FileError, TrainingError
 from dspine.files.atomic import reason
 from dspine.files.checkpoint import write_checkpoint
+from dspine.files.run_folder import BEST_FILE, Best, list_checkpoints, read_best
 from dspine.files.schema import Pair, TrainingRecord, tensor_specs
 from dspine.train.module import DSpineModule
 
 STATE = "trainer.pt"
-_NAME = re.compile(r"checkpoint-(\d{8})")
 _PARTIAL = ".partial"
-_BEST = "best.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The checkpoint with the greatest held-out acceptance length so far."""
-
-    name: str
-    acceptance_length: float
 
 
 def export_tensors(module: DSpineModule) -> dict[str, NDArray[np.float32]]:
@@ -101,43 +90,15 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
-    match = _NAME.fullmatch(checkpoint.name)
-    if match is None:
-        raise TrainingError(f"{checkpoint} is not a checkpoint folder of a training run")
-    return int(match.group(1))
-
-
-def read_best(folder: Path) -> Best | None:
-    """The best checkpoint so far, or None when none was evaluated or it is gone."""
-    path = folder / _BEST
-    if not path.exists():
-        return None
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        best = Best(str(data["checkpoint"]), float(data["acceptance_length"]))
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise TrainingError(f"{path} is damaged ({error}): remove it and continue") from error
-    return best if (folder / best.name).is_dir() else None
-
-
 def write_best(folder: Path, best: Best) -> None:
     """Record the best checkpoint."""
     text = json.dumps({"checkpoint": best.name, "acceptance_length": best.acceptance_length})
-    partial = folder / f"{_BEST}{_PARTIAL}"
+    partial = folder / f"{BEST_FILE}{_PARTIAL}"
     try:
         partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(folder / _BEST)
+        partial.replace(folder / BEST_FILE)
     except OSError as error:
-        raise TrainingError(f"cannot write {folder / _BEST}: {reason(error)}") from error
+        raise TrainingError(f"cannot write {folder / BEST_FILE}: {reason(error)}") from error
 
 
 def prune(folder: Path, keep: int = 2) -> None:

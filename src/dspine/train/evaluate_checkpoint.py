@@ -11,7 +11,7 @@ from dspine.errors import PairError, TrainingError
 from dspine.files.checkpoint import read_checkpoint
 from dspine.files.dtypes import to_float32
 from dspine.files.pairing import check_pair
-from dspine.train.checkpoints import list_checkpoints, read_best
+from dspine.files.run_folder import choose_checkpoint
 from dspine.train.evaluate import Evaluation, evaluate_shards
 from dspine.train.module import DSpineModule
 from dspine.train.objective import DraftHead
@@ -58,12 +58,3 @@ def evaluate_checkpoint(
     vocab = checkpoint.draft_vocab
     head = DraftHead.build(target.head, None if vocab is None else torch.from_numpy(vocab).long())
     return evaluate_shards(module, target.embedding, head, shards, max_tokens=max_tokens)
-
-
-def choose_checkpoint(folder: Path) -> Path:
-    """`folder` itself, or of a training run its best checkpoint, else the newest."""
-    known = list_checkpoints(folder)
-    if not known:
-        return folder
-    best = read_best(folder)
-    return known[-1] if best is None else folder / best.name

@@ -20,8 +20,9 @@ from dspine.errors import TrainingError, UsageError
 from dspine.files.pairing import describe_target
 from dspine.files.schema import default_taps
 from dspine.llama.batch import Batch
-from dspine.llama.context import Context, usable_cores
+from dspine.llama.context import Context
 from dspine.llama.model import Model, load_safely
+from dspine.processor import physical_cores
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import text_records
 from dspine.train.records import Record, is_held_out, read_records, read_sources
@@ -108,7 +109,7 @@ def capture(options: FeatureOptions) -> FeatureReport:
             fingerprint=pair.fingerprint,
             shard_tokens=min(_HELD_OUT_SHARD, options.shard_tokens),
         )
-    threads = options.threads or usable_cores()
+    threads = options.threads or physical_cores()
     torch.set_num_threads(threads)
     path = weights_file(options.target, options.weights, options.output, threads=threads)
     with load_safely(path) as model:
@@ -254,6 +255,11 @@ def top_probabilities(
 
 
 def _check(options: FeatureOptions) -> None:
+    if not options.answers and not options.texts:
+        raise UsageError(
+            "there is nothing to capture: name answer files with --answers FILE or plain text "
+            "with --texts FILE"
+        )
     for name in ("max_tokens", "num_taps", "shard_tokens", "held_out_one_in"):
         if getattr(options, name) < 1:
             raise UsageError(f"{name} is {getattr(options, name)}: it must be at least 1")

@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,9 @@ from dspine.errors import TrainingError
 from dspine.files.atomic import reason
 from dspine.files.checkpoint import read_checkpoint
 from dspine.files.dtypes import to_float32
+from dspine.files.run_folder import Best, list_checkpoints, read_best
 from dspine.files.schema import DrafterConfig, TrainingRecord
+from dspine.processor import physical_cores
 from dspine.train import checkpoints
 from dspine.train.batches import Sampler, ShardPool, StepBatch, make_batch
 from dspine.train.evaluate import Evaluation, evaluate_shards
@@ -49,8 +51,7 @@ def fit(options: FitOptions, on_log: OnLog | None = None) -> FitResult:
     Continues from the newest checkpoint in `options.output` when there is one. Raises
     TrainingError or FileError with one sentence; what was written before stays valid.
     """
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or physical_cores())
     with _stop_requests() as stop:
         return _Run(options, on_log).loop(stop)
 
@@ -60,10 +61,11 @@ class _Run:
         self.options = options
         self.on_log = on_log
         self.folder = options.output
+        self.held_out = _held_out(options.held_out)
         target = Target.read(options.target)
         self.pair = target.pair
         self.embedding = target.embedding
-        known = checkpoints.list_checkpoints(self.folder)
+        known = list_checkpoints(self.folder)
         self.config = _config(options, target)
         self.pool = ShardPool(options.shards, self.config, target.pair.fingerprint)
         self.sampler = Sampler(
@@ -72,7 +74,6 @@ class _Run:
             anchors_per_step=options.anchors_per_step,
             anchors_per_sequence=options.anchors_per_sequence,
         )
-        self.held_out = [Shard.read(p) for folder in options.held_out for p in list_shards(folder)]
         self.step = 0
         self.elapsed_before = 0.0
         self.anchors_seen = 0
@@ -174,7 +175,7 @@ class _Run:
     def loop(self, stop: threading.Event) -> FitResult:
         options = self.options
         last_save = last_evaluation = _seconds()
-        saved_step = self.step if checkpoints.list_checkpoints(self.folder) else -1
+        saved_step = self.step if list_checkpoints(self.folder) else -1
         window: list[tuple[Losses, float]] = []
         window_start, window_anchors = _seconds(), self.anchors_seen
         while self.progress < 1 and not stop.is_set():
@@ -199,9 +200,9 @@ class _Run:
             self._evaluate_and_save(options.evaluate_tokens)
         elif saved_step != self.step:
             self._save()
-        best = checkpoints.read_best(self.folder)
+        best = read_best(self.folder)
         return FitResult(
-            checkpoint=checkpoints.list_checkpoints(self.folder)[-1],
+            checkpoint=list_checkpoints(self.folder)[-1],
             best=None if best is None else self.folder / best.name,
             acceptance_length=None if best is None else best.acceptance_length,
             steps=self.step,
@@ -257,7 +258,7 @@ class _Run:
             "step": self.step,
             "progress": round(self.progress, 5),
             "elapsed": round(self.elapsed, 1),
-            "lr": self.optimiser.param_groups[0]["lr"],
+            "lr": float(f"{self.optimiser.param_groups[0]['lr']:.4g}"),
             "anchors": self.anchors_seen,
             "anchors_per_second": round(rate, 1),
             "epoch": self.sampler.epoch,
@@ -299,10 +300,10 @@ class _Run:
             }
         )
         path = self._save(prune=False)
-        best = checkpoints.read_best(self.folder)
+        best = read_best(self.folder)
         length = result.overall.acceptance_length
         if best is None or length > best.acceptance_length:
-            checkpoints.write_best(self.folder, checkpoints.Best(path.name, length))
+            checkpoints.write_best(self.folder, Best(path.name, length))
         checkpoints.prune(self.folder)
 
     def _save(self, *, prune: bool = True) -> Path:
@@ -419,6 +420,19 @@ def _config(options: FitOptions, target: Target) -> DrafterConfig:
         draft_vocab_size=options.draft_vocab_size,
         max_positions=g.max_positions,
     )
+
+
+def _held_out(folders: Sequence[Path]) -> list[Shard]:
+    shards = []
+    for folder in folders:
+        found = list_shards(folder)
+        if not found:
+            raise TrainingError(
+                f"no feature shard in the held-out folder {folder}: name the one that "
+                f"`dspine train features --held-out-output` filled"
+            )
+        shards += [Shard.read(path) for path in found]
+    return shards
 
 
 def _draft_vocab(options: FitOptions, target: Target, pool: ShardPool) -> list[int] | None:
