@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 
 import dspine
-from dspine.engine.compare import Divergence
 
 PROMPTS = (
     "Write a Python function that reverses a list in place.",
@@ -35,7 +34,7 @@ def main() -> None:
             )
 
 
-def judge(divergence: Divergence | None) -> str:
+def judge(divergence: dspine.Divergence | None) -> str:
     """What to make of the two texts."""
     if divergence is None:
         return "the same"

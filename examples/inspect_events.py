@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 
 import dspine
-from dspine.engine.stats import ProposerStats
 from dspine.text.detokenise import Detokeniser
 
 COLOURS = {"dspine": "\033[32m", "ngram": "\033[33m"}
@@ -40,7 +39,7 @@ def main() -> None:
                 show(event.stats.proposers, rejected)
 
 
-def show(proposers: dict[str, ProposerStats], rejected: int) -> None:
+def show(proposers: dict[str, dspine.ProposerStats], rejected: int) -> None:
     for name, share in sorted(proposers.items()):
         who = "plain steps" if name == "none" else name
         print(f"{who}: {share.steps} verifies, {share.acceptance_length:.2f} tokens each")
