@@ -38,9 +38,10 @@ format: require-python    ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: require-python      ## write docs/flags.md anew from the settings
+docs: require-python      ## write the generated tables anew: docs/flags.md, README.md
 	@$(PYTHON) tools/setup_env.py test --venv $(VENV)
 	$(BIN)/python -m tools.flag_table --write
+	$(BIN)/python -m tools.readme_table --write
 
 bench: require-python     ## measure the default pair; the last line is one JSON document
 	@$(PYTHON) tools/setup_env.py demo --venv $(VENV)

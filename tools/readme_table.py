@@ -52,13 +52,13 @@ def render(result: dict[str, Any]) -> str:
 
 
 def difference(readme: Path = README, result: Path = RESULT) -> str | None:
-    """A sentence when README and result disagree, else None."""
+    """A sentence when README and result disagree, else None; both may be still to come."""
     text = readme.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         return f"{readme.name} has no table between {BEGIN} and {END}"
-    if not result.exists():
-        return f"{result.name} is missing: run benchmarks/demo_pair.py"
     between = text.split(BEGIN, 1)[1].split(END, 1)[0].strip()
+    if not result.exists():
+        return f"{result.name} is missing: run benchmarks/demo_pair.py" if between else None
     if between != render(json.loads(result.read_text(encoding="utf-8"))):
         return f"{readme.name}'s table differs from {result.name}: run `make docs`"
     return None
@@ -67,8 +67,12 @@ def difference(readme: Path = README, result: Path = RESULT) -> str | None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the table into the README")
+    write = parser.parse_args(arguments).write
+    if not RESULT.exists():
+        print(f"{RESULT.name} is missing: benchmarks/demo_pair.py makes it")
+        return int(difference() is not None)
     table = render(json.loads(RESULT.read_text(encoding="utf-8")))
-    if parser.parse_args(arguments).write:
+    if write:
         before, rest = README.read_text(encoding="utf-8").split(BEGIN, 1)
         after = rest.split(END, 1)[1]
         README.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")

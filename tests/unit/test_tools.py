@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from dspine.settings import SETTINGS
-from tools import check_docs, flag_table, setup_env
+from tools import check_docs, flag_table, readme_table, setup_env
+
+PLACE = f"\n{readme_table.BEGIN}\n{readme_table.END}\n"
+"""Where the README's table goes, before there is a result."""
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def test_a_true_repository_has_no_problems(repository: Path) -> None:
     (repository / "README.md").write_text(
         "# Top\n\n## It's here, isn't it?\n"
         "[a](docs/flags.md) [b](#its-here-isnt-it) [c](docs/flags.md#speed) [d](https://x.y/z)\n"
-        "`[no](link.md)`\n\n```console\n[neither](this.md)\n```\n"
+        "`[no](link.md)`\n\n```console\n[neither](this.md)\n```\n" + PLACE
     )
     assert check_docs.problems(repository) == []
 
@@ -37,7 +40,7 @@ def test_a_true_repository_has_no_problems(repository: Path) -> None:
     ],
 )
 def test_a_broken_link_is_told_with_its_page(repository: Path, link: str, told: str) -> None:
-    (repository / "README.md").write_text(f"# Top\n\n[text]({link})\n")
+    (repository / "README.md").write_text(f"# Top\n\n[text]({link})\n{PLACE}")
     found = check_docs.problems(repository)
     assert len(found) == 1
     assert found[0].startswith("README.md: link")
@@ -58,6 +61,22 @@ def test_an_outdated_flag_table_is_told(repository: Path) -> None:
     ]
     page.unlink()
     assert check_docs.problems(repository) == ["flags.md is missing: run `make docs`"]
+
+
+def test_the_speeds_in_the_readme_need_their_result(repository: Path) -> None:
+    readme = repository / "README.md"
+    readme.write_text("# Top\n")
+    (told,) = check_docs.problems(repository)
+    assert told.startswith("README.md has no table between")
+    readme.write_text(f"# Top\n{readme_table.BEGIN}\n| typed by hand |\n{readme_table.END}\n")
+    assert check_docs.problems(repository) == [
+        "demo_pair.json is missing: run benchmarks/demo_pair.py"
+    ]
+
+
+def test_the_flag_table_shows_the_default_of_a_command_that_has_its_own() -> None:
+    (row,) = [line for line in flag_table.render().split("\n") if line.startswith("| `-m` ")]
+    assert "| the default target; convert: none |" in row
 
 
 def test_the_flag_table_has_a_row_for_every_flag_and_variable() -> None:
