@@ -18,6 +18,7 @@ from dspine.engine.events import Event, Finish, Step
 from dspine.engine.ngram_table import build_table
 from dspine.engine.trace import Trace
 from dspine.errors import CapacityError, ClosedError, FileError, PairError, UsageError
+from dspine.files import drafter_file
 from dspine.files.drafter_file import write_drafter
 from dspine.files.pairing import describe_target
 from dspine.files.schema import DrafterConfig, TrainingRecord
@@ -211,6 +212,20 @@ def test_measured_widths_are_kept_for_the_next_start(
         assert engine.plan == plan
     assert kept.stat().st_mtime_ns == stamp
     assert list((tmp_path / "probe").iterdir()), "the library's test is kept there too"
+
+
+def test_the_drafter_file_is_read_once(dense: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    original = drafter_file.read_drafter
+
+    def counted(path: Path) -> drafter_file.DrafterFile:
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr("dspine.engine.load.read_drafter", counted)
+    monkeypatch.setattr("dspine.drafters.dspine.drafter.read_drafter", counted)
+    with dspine.load(dense.target, dense.drafter, n_ctx=64, n_threads=1, calibrate=False):
+        assert read == [dense.drafter]
 
 
 def test_both_attention_settings_are_measured_for_any_kind_of_target(

@@ -15,7 +15,7 @@ from dspine.cli.main import run_cli
 from dspine.cli.options import Options, whole_numbers
 from dspine.cli.train_answers import answer_options
 from dspine.cli.train_features import feature_options
-from dspine.cli.train_fit import fit_options
+from dspine.cli.train_fit import fit_options, show
 from dspine.errors import UsageError
 from dspine.settings import Value, settings_of
 from dspine.train.answers import AnswerOptions
@@ -172,6 +172,43 @@ def test_what_is_missing_is_named(
     assert told in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_library_reaches_the_commands_that_decode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tiny_llama(tmp_path / "target.gguf", seed=2)
+    given = ["-m", str(target), "--library", str(tmp_path), "-o", str(tmp_path / "out")]
+    for more in (["answers", "--prompts", "p"], ["features", "--answers", "a"]):
+        assert run_cli(["train", *more, *given]) == 3
+        assert str(tmp_path) in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", [None, 3])
+def test_threads_mean_the_same_for_every_training_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
+) -> None:
+    target = tiny_llama(tmp_path / "target.gguf", seed=2)
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    for module in ("trainer", "answers", "features"):
+        monkeypatch.setattr(f"dspine.train.{module}.physical_cores", lambda: 5)
+    monkeypatch.setattr("dspine.cli.train_eval.physical_cores", lambda: 5)
+    model = ["-m", str(target), *(["-t", str(given)] if given else [])]
+    nothing = ["--shards", str(tmp_path / "none")]
+    run_cli(["train", "fit", *model, *nothing, "-o", str(tmp_path / "run"), "--steps", "1"])
+    run_cli(["train", "eval", *model, *nothing, str(tmp_path)])
+    run_cli(["train", "answers", *model, "--prompts", "gone", "-o", str(tmp_path / "a")])
+    run_cli(["train", "features", *model, "--answers", "gone", "-o", str(tmp_path / "f")])
+    assert chosen == [given or 5] * 4
+
+
+def test_the_learning_rate_is_shown_with_few_digits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show({"step": 10, "elapsed": 1.0, "lr": 0.0009875432109876, "loss": 2.5})
+    assert capsys.readouterr().out == "step 10 · 1.0 s · loss 2.5 · lr 0.000988\n"
 
 
 def defaults(command: str, **given: Value) -> Options:

@@ -83,6 +83,11 @@ def show(entry: Mapping[str, object]) -> None:
             shown += [f"{name} {part['acceptance_length']}" for name, part in sources.items()]
     else:
         names = ("loss", "ce", "accuracy", "chain_accuracy", "lr", "anchors_per_second", "tokens")
-        shown = [f"{name} {entry[name]}" for name in names if name in entry]
+        shown = [f"{name} {rounded(entry[name])}" for name in names if name in entry]
     step, elapsed = entry.get("step"), entry.get("elapsed")
     click.echo(f"step {step} · {elapsed} s · " + " · ".join(shown))
+
+
+def rounded(value: object) -> str:
+    """Three digits for small numbers such as learning rates; others are rounded already."""
+    return f"{value:.3g}" if isinstance(value, float) and 0 < abs(value) < 0.1 else str(value)
