@@ -38,6 +38,20 @@ inline __m256i repeat32(const void * from) {
     return _mm256_set1_epi32(value);
 }
 
+// Sum of a running total and a product. The compiler must not see a chain of additions: it would
+// turn them into a tree, which holds every product at once and spills them all.
+inline __m256i plus16(__m256i total, __m256i product) {
+    total = _mm256_add_epi16(total, product);
+    asm("" : "+x"(total));
+    return total;
+}
+
+inline __m256i plus32(__m256i total, __m256i product) {
+    total = _mm256_add_epi32(total, product);
+    asm("" : "+x"(total));
+    return total;
+}
+
 // Eight 16-bit floats.
 inline __m256 load_half(const void * from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i *>(from)));

@@ -61,7 +61,7 @@ struct Panel {
 #pragma GCC unroll 2
                     for (int h = 0; h < 2; h++) {
                         const __m256i product = _mm256_madd_epi16(w[h], a);
-                        sum[r][h] = pair == 0 ? product : _mm256_add_epi32(sum[r][h], product);
+                        sum[r][h] = pair == 0 ? product : plus32(sum[r][h], product);
                     }
                 }
             }

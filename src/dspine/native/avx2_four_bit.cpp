@@ -99,12 +99,12 @@ inline void dot(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256i (&s
             for (int h = 0; h < 2; h++) {
                 const __m256i product = _mm256_maddubs_epi16(low[h], a);
                 const bool first = group == 0 || (kind == Kind::q5_0 && group == 2);
-                part[r][h] = first ? product : _mm256_add_epi16(part[r][h], product);
+                part[r][h] = first ? product : plus16(part[r][h], product);
             }
             a = repeat32(x[r]->q + 16 + 4 * group);
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
-                part[r][h] = _mm256_add_epi16(part[r][h], _mm256_maddubs_epi16(high[h], a));
+                part[r][h] = plus16(part[r][h], _mm256_maddubs_epi16(high[h], a));
             }
         }
         if (group == 3 || (kind == Kind::q5_0 && group == 1)) {
