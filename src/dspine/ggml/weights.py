@@ -85,11 +85,18 @@ _QUANTISABLE = frozenset(
 
 
 class WeightStore:
-    """Declare tensors, `allocate()` once, then write them; frees its buffer on close."""
+    """Declare tensors, `allocate()` once, then write them; frees its buffer on close.
 
-    def __init__(self, backend: Backend, capacity: int = 256) -> None:
+    `buffer_type` is another kind of memory that the backend can use, for this package and the
+    kernels' own tests: `kernels.installed().buffer_type` holds packed weights.
+    """
+
+    def __init__(
+        self, backend: Backend, capacity: int = 256, *, buffer_type: int | None = None
+    ) -> None:
         lib = functions()
         self.backend = backend
+        self._buffer_type = backend.buffer_type if buffer_type is None else buffer_type
         self._capacity = capacity
         size = capacity * lib.ggml_tensor_overhead()
         context = lib.ggml_init(InitParams(size, None, True))
@@ -133,9 +140,7 @@ class WeightStore:
         if self._buffer is not None or not self._tensors:
             return
         lib = functions()
-        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(
-            self._context, self.backend.buffer_type
-        )
+        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, self._buffer_type)
         if not buffer:
             need = sum(t.byte_size for t in self._tensors.values())
             raise CapacityError(

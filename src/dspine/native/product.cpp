@@ -20,6 +20,20 @@ const float * row_of(const Tensor * x, int64_t row) {
                                            i3 * x->nb[3]);
 }
 
+// Outputs [first, first + count) of one panel that is not used from its start.
+void multiply_part(const Kernel & kernel, const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t step,
+                   int64_t rows, int first, int count, float * result, size_t result_step) {
+    constexpr int64_t kRows = 32;
+    float             whole[kRows * kPanel];
+    for (int64_t row = 0; row < rows; row += kRows) {
+        const int64_t some = std::min(kRows, rows - row);
+        kernel.multiply(panel, inputs, prepared + row * step, step, some, whole, kPanel, kPanel);
+        for (int64_t r = 0; r < some; r++) {
+            std::copy_n(whole + r * kPanel + first, count, result + (row + r) * result_step);
+        }
+    }
+}
+
 }  // namespace
 
 size_t Product::row_bytes(const Tensor * op) const {
@@ -53,19 +67,29 @@ bool Product::compute(Params * params, Tensor * op) {
         barrier_(params->pool);
     }
 
-    const int64_t   panels = (outputs + kPanel - 1) / kPanel;
-    const int64_t   first  = panels * params->ith / params->nth;
-    const int64_t   last   = panels * (params->ith + 1) / params->nth;
+    // A view of some rows of a packed matrix begins at one of its outputs.
+    const Tensor *  whole  = weight->view_src == nullptr ? weight : weight->view_src;
+    const int64_t   origin = weight->view_src == nullptr ? 0 : int64_t(weight->view_offs / whole->nb[1]);
+    const int64_t   begin  = origin / kPanel, panels = (origin + outputs + kPanel - 1) / kPanel - begin;
+    const int64_t   first  = begin + panels * params->ith / params->nth;
+    const int64_t   last   = begin + panels * (params->ith + 1) / params->nth;
     const size_t    stride = panel_bytes(kernel_, inputs);
-    const uint8_t * packed = static_cast<const uint8_t *>(weight->data);
+    const uint8_t * packed = static_cast<const uint8_t *>(whole->data);
     float *         result = static_cast<float *>(op->data);
     for (int64_t row = 0; row < rows; row += kRowBlock) {
-        const int64_t count = std::min(kRowBlock, rows - row);
+        const int64_t   count  = std::min(kRowBlock, rows - row);
+        const uint8_t * inputs_of_rows = prepared + row * step;
         for (int64_t panel = first; panel < last; panel++) {
-            const int64_t output = panel * kPanel;
-            kernel_.multiply(packed + size_t(panel) * stride, inputs, prepared + row * step, step, count,
-                             result + row * outputs + output, size_t(outputs),
-                             int(std::min<int64_t>(kPanel, outputs - output)));
+            const int64_t   output = panel * kPanel - origin;  // of the panel's first lane
+            const int       skip = int(std::max<int64_t>(0, -output));
+            const int       end  = int(std::min<int64_t>(kPanel, outputs - output));
+            const uint8_t * weights = packed + size_t(panel) * stride;
+            float *         to      = result + row * outputs + output + skip;
+            if (skip == 0) {
+                kernel_.multiply(weights, inputs, inputs_of_rows, step, count, to, size_t(outputs), end);
+            } else {
+                multiply_part(kernel_, weights, inputs, inputs_of_rows, step, count, skip, end - skip, to, size_t(outputs));
+            }
         }
     }
     return true;

@@ -39,14 +39,27 @@ State * g_state = nullptr;  // made once, never freed: the library keeps pointer
 
 bool is_ours(const Tensor * t) { return t != nullptr && t->buffer != nullptr && t->buffer->type == &g_state->type; }
 
-Product * product_of(const Tensor * weight) { return static_cast<Product *>(static_cast<Operation *>(weight->extra)); }
+// The packed matrix behind `t`, which may be a view of some of its rows.
+const Tensor * owner_of(const Tensor * t) { return t->view_src == nullptr ? t : t->view_src; }
 
+Product * product_of(const Tensor * weight) {
+    return static_cast<Product *>(static_cast<Operation *>(owner_of(weight)->extra));
+}
+
+// What packs and multiplies a weight of this type and shape, or null: then it lies as in the file.
 Product * product_for(const Tensor * weight) {
     const auto found = g_state->products.find(weight->type);
-    if (found == g_state->products.end() || weight->ne[0] % found->second->kernel().unit_inputs != 0) {
+    if (found == g_state->products.end() || weight->ne[0] % found->second->kernel().unit_inputs != 0 ||
+        weight->ne[2] != 1 || weight->ne[3] != 1) {
         return nullptr;
     }
     return found->second.get();
+}
+
+// Views must be whole rows, in order.
+bool is_row_range(const Tensor * view) {
+    const Tensor * owner = owner_of(view);
+    return view->ne[0] == owner->ne[0] && view->nb[1] == owner->nb[1] && view->view_offs % owner->nb[1] == 0;
 }
 
 // Buffers.
@@ -132,7 +145,7 @@ size_t get_alloc_size(BufferType *, const Tensor * tensor) {
     if (product == nullptr) {
         return plain_bytes(tensor);
     }
-    return packed_bytes(product->kernel(), tensor->ne[0], tensor->ne[1] * tensor->ne[2] * tensor->ne[3]);
+    return packed_bytes(product->kernel(), tensor->ne[0], tensor->ne[1]);
 }
 
 // Operations.
@@ -147,8 +160,8 @@ bool is_host_memory(const Tensor * t) {
 
 bool takes_product(const Tensor * op) {
     const Tensor * weight = op->src[0], * x = op->src[1];
-    const bool     matrix = weight->ne[2] == 1 && weight->ne[3] == 1 && weight->view_src == nullptr;
-    return matrix && product_for(weight) != nullptr && x->type == F32 && x->nb[0] == sizeof(float) && op->type == F32 &&
+    const bool     packed = product_for(weight) != nullptr && product_for(owner_of(weight)) != nullptr;
+    return packed && is_row_range(weight) && x->type == F32 && x->nb[0] == sizeof(float) && op->type == F32 &&
            is_host_memory(x);
 }
 
@@ -242,6 +255,18 @@ DSPINE_API void * dspine_kernels_install(void * extra_types, void * buffer_init,
     g_state = state.release();
     g_state->host.extra_types->insert(g_state->host.extra_types->begin(), &g_state->type);
     return &g_state->type;
+}
+
+// Whether a matrix of this type with rows of `inputs` is packed for the kernels.
+DSPINE_API int dspine_kernels_take_weight(int type, int64_t inputs) {
+    if (dspine::g_state == nullptr) {
+        return 0;
+    }
+    dspine::Tensor weight{};
+    weight.type  = type;
+    weight.ne[0] = inputs;
+    weight.ne[1] = weight.ne[2] = weight.ne[3] = 1;
+    return dspine::product_for(&weight) != nullptr;
 }
 
 // Takes over attention from the next graph on, or leaves it to ggml; for comparisons.
