@@ -13,7 +13,8 @@ bool runs_here() {
 }  // namespace
 
 const Family & avx2_family() {
-    static const Kernel kernels[] = {kAvx2Q4_0, kAvx2Q4_1, kAvx2Q5_0, kAvx2Q8_0, kAvx2F16, kAvx2BF16};
+    static const Kernel kernels[] = {kAvx2Q4_0, kAvx2Q4_1, kAvx2Q5_0, kAvx2Q8_0, kAvx2Q4_K,
+                                     kAvx2Q5_K, kAvx2Q6_K, kAvx2F16,  kAvx2BF16};
     static const Family family = {"AVX2", runs_here, kernels, sizeof kernels / sizeof kernels[0], &kAvx2Attention};
     return family;
 }
