@@ -21,9 +21,16 @@ struct Layout {
     static constexpr size_t kMinimum  = 32;                     // not q6_k
     static constexpr size_t kSmall    = kSix ? 32 : 64;         // smaller scales
     static constexpr size_t kSmallMin = kSmall + 8 * 16;        // not q6_k
-    static constexpr size_t kNibbles  = kSmall + 16 * 16;       // 4 sets
-    static constexpr size_t kUpper    = kNibbles + 4 * kSet;    // q5_k: 1 set, q6_k: 2 sets
-    static constexpr size_t kUnit     = kUpper + (kind == Kind::q4_k ? 0 : kSix ? 2 : 1) * kSet;
+    static constexpr size_t kSets     = kSmall + 16 * 16;
+    static constexpr int    kUppers   = kSix ? 2 : kind == Kind::q5_k ? 1 : 0;  // sets of upper bits
+    static constexpr size_t kUnit     = kSets + (4 + kUppers) * kSet;
+
+    // Upper bits come before the nibbles they belong to, so that a unit is read from front to back:
+    // upper 0, nibbles 0 to 3 (q5_k); upper 0, nibbles 0 and 1, upper 1, nibbles 2 and 3 (q6_k).
+    static constexpr size_t nibbles(int set) {
+        return kSets + kSet * size_t(set + (kSix ? 1 + set / 2 : kUppers));
+    }
+    static constexpr size_t upper(int set) { return kSets + kSet * size_t(3 * set); }
 
     // The file's block.
     static constexpr size_t kSourceUpper   = kSix ? 128 : 16;
@@ -82,10 +89,10 @@ void pack(const uint8_t * source, int lane, uint8_t * unit) {
         }
     }
     for (int set = 0; set < 4; set++) {
-        into_set(source + L::kSourceNibbles + 32 * set, lane, unit + L::kNibbles + kSet * set);
+        into_set(source + L::kSourceNibbles + 32 * set, lane, unit + L::nibbles(set));
     }
-    for (size_t set = 0; set < (L::kUnit - L::kUpper) / kSet; set++) {
-        into_set(source + L::kSourceUpper + 32 * set, lane, unit + L::kUpper + kSet * set);
+    for (int set = 0; set < L::kUppers; set++) {
+        into_set(source + L::kSourceUpper + 32 * set, lane, unit + L::upper(set));
     }
 }
 
@@ -108,49 +115,45 @@ void unpack(const uint8_t * unit, int lane, uint8_t * source) {
         join_small(scale, minimum, source + L::kSourceSmall);
     }
     for (int set = 0; set < 4; set++) {
-        from_set(unit + L::kNibbles + kSet * set, lane, source + L::kSourceNibbles + 32 * set);
+        from_set(unit + L::nibbles(set), lane, source + L::kSourceNibbles + 32 * set);
     }
-    for (size_t set = 0; set < (L::kUnit - L::kUpper) / kSet; set++) {
-        from_set(unit + L::kUpper + kSet * set, lane, source + L::kSourceUpper + 32 * set);
+    for (int set = 0; set < L::kUppers; set++) {
+        from_set(unit + L::upper(set), lane, source + L::kSourceUpper + 32 * set);
     }
 }
 
-// Where the parts of one sub-block of 32 inputs lie.
-struct SubBlock {
-    const uint8_t * nibbles;
-    const uint8_t * upper;
-    int             shift;  // of its upper bits
-};
-
-// q4_k, q5_k: set 32 i holds sub-blocks 2 i and 2 i + 1, the fifth bit of sub-block b is bit b.
+// The sub-block of 32 inputs whose nibbles are the low or the high ones of a set.
+//
+// q4_k, q5_k: set i holds sub-blocks 2 i and 2 i + 1; the fifth bit of sub-block b is bit b.
 // q6_k: each half of 128 inputs has two sets; low nibbles are sub-blocks 0 and 1 of the half, high
 // ones 2 and 3; bits 2 b and 2 b + 1 belong to sub-block b of the half.
-template <Kind kind>
-inline SubBlock sub_block(const uint8_t * unit, int set, bool high) {
-    using L                  = Layout<kind>;
-    const uint8_t * nibbles = unit + L::kNibbles + kSet * set;
-    if (L::kSix) {
-        return {nibbles, unit + L::kUpper + kSet * (set / 2), 2 * (set % 2 + 2 * high)};
-    }
-    return {nibbles, unit + L::kUpper, 2 * set + high};
-}
+template <Kind kind, int set, bool high>
+struct SubBlock {
+    static constexpr bool   kSix     = kind == Kind::q6_k;
+    static constexpr int    kInHalf  = set % 2 + 2 * high;  // q6_k
+    static constexpr int    kIndex   = kSix ? 4 * (set / 2) + kInHalf : 2 * set + high;
+    static constexpr size_t kNibbles = Layout<kind>::nibbles(set);
+    static constexpr size_t kUpper   = Layout<kind>::upper(kSix ? set / 2 : 0);
+    static constexpr int    kUp      = 4 - (kSix ? 2 * kInHalf : kIndex);  // moves the upper bits above the nibble
+};
 
-template <Kind kind>
-constexpr int index_of(int set, bool high) {
-    return kind == Kind::q6_k ? 4 * (set / 2) + set % 2 + 2 * high : 2 * set + high;
-}
-
-template <Kind kind, bool high>
-inline __m256i weights(const SubBlock & block, __m128i shift, int group, int half) {
+template <Kind kind, int set, bool high>
+inline __m256i weights(const uint8_t * unit, int group, int half) {
+    using S            = SubBlock<kind, set, high>;
     const size_t  at   = size_t(64 * group + 32 * half);
-    const __m256i raw  = load(block.nibbles + at);
+    const __m256i raw  = load(unit + S::kNibbles + at);
     const __m256i four = _mm256_and_si256(high ? _mm256_srli_epi16(raw, 4) : raw, _mm256_set1_epi8(15));
     if (kind == Kind::q4_k) {
         return four;
     }
-    const __m256i mask  = _mm256_set1_epi8(kind == Kind::q6_k ? 3 : 1);
-    const __m256i upper = _mm256_and_si256(_mm256_srl_epi16(load(block.upper + at), shift), mask);
-    return _mm256_or_si256(four, _mm256_slli_epi16(upper, 4));
+    const __m256i mask  = _mm256_set1_epi8(kind == Kind::q6_k ? 0x30 : 0x10);
+    __m256i       upper = load(unit + S::kUpper + at);
+    if (S::kUp > 0) {
+        upper = _mm256_slli_epi16(upper, S::kUp);
+    } else if (S::kUp < 0) {
+        upper = _mm256_srli_epi16(upper, -S::kUp);
+    }
+    return _mm256_or_si256(four, _mm256_and_si256(upper, mask));
 }
 
 // Sixteen bits hold 8 products of 4-bit weights, 4 of 5-bit ones, 2 of 6-bit ones.
@@ -160,17 +163,15 @@ constexpr int kFlush = kind == Kind::q4_k ? 8 : kind == Kind::q5_k ? 4 : 2;
 template <Kind kind>
 constexpr int kScaled = kind == Kind::q6_k ? 4 : 8;
 
-template <Kind kind, bool high, int R>
-inline void add_sub_block(const uint8_t * unit, int set, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
-    using L              = Layout<kind>;
-    const SubBlock block = sub_block<kind>(unit, set, high);
-    const __m128i  shift = _mm_cvtsi32_si128(block.shift);
-    const __m256i  ones  = _mm256_set1_epi16(1);
-    const int      index = index_of<kind>(set, high);
-    __m256i        part[R][2], sum[R][2];
+template <Kind kind, int set, bool high, int R>
+inline void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
+    using L             = Layout<kind>;
+    constexpr int index = SubBlock<kind, set, high>::kIndex;
+    const __m256i ones  = _mm256_set1_epi16(1);
+    __m256i       part[R][2], sum[R][2];
 #pragma GCC unroll 8
     for (int group = 0; group < 8; group++) {
-        const __m256i w[2] = {weights<kind, high>(block, shift, group, 0), weights<kind, high>(block, shift, group, 1)};
+        const __m256i w[2] = {weights<kind, set, high>(unit, group, 0), weights<kind, set, high>(unit, group, 1)};
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             const __m256i a = repeat32(x[r][index].q + 4 * group);
@@ -235,10 +236,14 @@ struct Panel {
             value[r][0] = value[r][1] = _mm256_setzero_ps();
         }
         for (const uint8_t * unit = panel, * end = panel + units * L::kUnit; unit < end; unit += L::kUnit) {
-            for (int set = 0; set < 4; set++) {
-                add_sub_block<kind, false, R>(unit, set, x, value);
-                add_sub_block<kind, true, R>(unit, set, x, value);
-            }
+            add_sub_block<kind, 0, false, R>(unit, x, value);
+            add_sub_block<kind, 0, true, R>(unit, x, value);
+            add_sub_block<kind, 1, false, R>(unit, x, value);
+            add_sub_block<kind, 1, true, R>(unit, x, value);
+            add_sub_block<kind, 2, false, R>(unit, x, value);
+            add_sub_block<kind, 2, true, R>(unit, x, value);
+            add_sub_block<kind, 3, false, R>(unit, x, value);
+            add_sub_block<kind, 3, true, R>(unit, x, value);
             for (int r = 0; r < R; r++) {
                 x[r] += 8;
             }
