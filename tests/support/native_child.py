@@ -203,7 +203,8 @@ def _exact_attention(
     scores = scores + mask.astype(np.float64)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hrk,hkd->rhd", weights, values)
+    out: npt.NDArray[np.float64] = np.einsum("hrk,hkd->rhd", weights, values)
+    return out
 
 
 def status() -> dict[str, Any]:
