@@ -20,6 +20,8 @@ from dspine.kernels.selftest import TYPES
 from dspine.llama.library import find_library
 
 ROWS = (1, 2, 4, 8, 16, 32, 512)
+REPACKED = ("q4_0", "q4_k")
+"""Types that ggml repacks for its own kernels on AVX2; compared in that, faster, form."""
 
 
 class Timer:
@@ -29,7 +31,10 @@ class Timer:
         self, backend: Backend, weight: HostTensor, plug_in: kernels.Kernels | None, copies: int
     ) -> None:
         self._backend = backend
-        self._store = WeightStore(backend, buffer_type=plug_in.buffer_type if plug_in else None)
+        buffer_type = plug_in.buffer_type if plug_in else None
+        if plug_in is None and weight.type.name in REPACKED and weight.ne[1] % 8 == 0:
+            buffer_type = kernels.repacked_buffer_type()
+        self._store = WeightStore(backend, buffer_type=buffer_type)
         names = [f"weight{i}" for i in range(copies)]
         self._weights: list[Tensor] = [
             self._store.declare(name, weight.type.name, weight.ne) for name in names

@@ -86,6 +86,17 @@ def install(path: Path, *, attention: bool = True) -> Kernels:
     return _installed[0]
 
 
+def repacked_buffer_type() -> int | None:
+    """Memory in which ggml itself repacks weights, for comparisons; None where there is none."""
+    stock = _stock(functions().folder)
+    try:
+        address = _address(stock, "_Z35ggml_backend_cpu_repack_buffer_typev")
+    except LibraryError:
+        return None
+    found: int | None = ctypes.CFUNCTYPE(_VOID)(address)()
+    return found
+
+
 def _open(path: Path) -> ctypes.CDLL:
     try:
         kernels = ctypes.CDLL(str(path))
