@@ -97,6 +97,12 @@ def test_logits_of_the_target_do_not_depend_on_the_batch(
     assert found["active"], found["text"]
     assert found["same"] == [True, True, True]
     assert found["same_arg_max"] >= found["rows"] - 1
+    for cache_type, facts in found["caches"].items():
+        assert facts["same"], cache_type
+        # The rounding of cached keys and values is all that may differ. llama.cpp rounds those of
+        # an f32 cache to f16 before its attention.
+        assert facts["difference"] < 0.04, cache_type
+        assert (facts["difference"] == 0.0) == (cache_type == "f32"), cache_type
 
 
 def test_switched_off_means_stock_kernels(cache: Path, built: Path) -> None:

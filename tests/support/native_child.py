@@ -227,9 +227,16 @@ def model(target: Path) -> dict[str, Any]:
     plug_in = kernels.installed()
     tokens = [(17 * i * i + 5 * i + 100) % 40000 for i in range(12)]
 
-    def logits(loaded: Model, sizes: list[int], n_threads: int) -> Floats:
+    def logits(loaded: Model, sizes: list[int], n_threads: int, cache: str = "f16") -> Floats:
         rows = []
-        with Context(loaded, n_ctx=64, n_threads=n_threads, flash_attention=True) as context:
+        with Context(
+            loaded,
+            n_ctx=64,
+            n_threads=n_threads,
+            flash_attention=True,
+            cache_type_k=cache,
+            cache_type_v=cache,
+        ) as context:
             batch, position = Batch(32), 0
             for size in sizes:
                 batch.clear()
@@ -245,6 +252,13 @@ def model(target: Path) -> dict[str, Any]:
             bool(np.array_equal(logits(loaded, sizes, n_threads), whole))
             for sizes, n_threads in (([1] * 12, 1), ([4, 8], 2), ([9, 1, 2], 1))
         ]
+        found["caches"] = {}
+        for cache in ("q8_0", "bf16", "f32"):
+            other = logits(loaded, [12], 1, cache)
+            found["caches"][cache] = {
+                "same": bool(np.array_equal(logits(loaded, [5, 7], 1, cache), other)),
+                "difference": float(np.abs(other - whole).max() / np.abs(whole).max()),
+            }
     if plug_in is not None:
         plug_in.take_attention(False)
     with Model.load(target, use_extra_buffers=False) as loaded:
