@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 def set_up(goal: str, venv: Path) -> None:
     """Make `venv` ready for `goal`; an up-to-date environment costs milliseconds."""
     stamps = venv / ".dspine-stamps.json"
-    key = stamp_key((ROOT / "pyproject.toml").read_bytes())
+    key = stamp_key((ROOT / "pyproject.toml").read_bytes() + kernel_sources())
     if goal != "engine" and is_ready(goal, key, read_stamps(stamps)) and has_engine(venv):
         return
     create_venv(venv)
@@ -68,8 +68,27 @@ def set_up(goal: str, venv: Path) -> None:
     log = venv / "packages.log"
     pip(venv, ["install", "--no-deps", TARGET], log)
     pip(venv, ["install", "--editable", f"{ROOT}{EXTRAS[goal]}"], log)
+    build_kernels(venv)
     stamps.write_text(json.dumps({**read_stamps(stamps), goal: key}) + "\n")
     say("set-up done")
+
+
+def build_kernels(venv: Path) -> None:
+    """Compile the CPU kernels; without them everything works, only slower."""
+    say("compiling the CPU kernels")
+    done = subprocess.run(
+        [venv / "bin" / "python", "-m", "dspine.kernels"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    say(last_line(done.stdout or done.stderr))
+
+
+def kernel_sources() -> bytes:
+    """What set-up compiles besides the engine."""
+    folder = ROOT / "src" / "dspine" / "native"
+    return b"".join(file.read_bytes() for file in sorted(folder.glob("*.[ch]*")))
 
 
 def stamp_key(pyproject: bytes) -> str:

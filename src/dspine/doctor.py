@@ -81,6 +81,7 @@ class Report:
             "problems": self.problems,
             "notes": self.notes,
             "library": self.library and _plain(asdict(self.library)),
+            "kernels": self.library and _kernels(self.library),
             "probe": self.probe and {"status": self.probe.status, **asdict(self.probe)},
             "target": self.target,
             "flash_attention": self.flash_attention,
@@ -183,6 +184,11 @@ def _describe(model: Model) -> dict[str, Any]:
 
 def _text_keys(rows: dict[int, float]) -> dict[str, float]:
     return {str(count): round(ms, 3) for count, ms in rows.items()}
+
+
+def _kernels(library: Library) -> dict[str, Any]:
+    found = library.kernels
+    return {"active": found.active, "text": found.text, **asdict(found)}
 
 
 def _plain(value: Any) -> Any:

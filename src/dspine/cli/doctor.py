@@ -82,6 +82,7 @@ def library_lines(library: Library) -> Iterator[str]:
         f"({library.commit or 'commit unknown'}), ggml {library.ggml_version}"
     )
     yield f"cpu          {', '.join(library.features) or 'no features reported'}"
+    yield f"kernels      {library.kernels.text}"
     for device in library.devices:
         memory = f", {device.total_bytes / 2**30:.1f} GiB" if device.total_bytes else ""
         yield f"device       {device.name}: {device.description} ({device.kind}{memory})"

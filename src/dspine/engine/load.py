@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -171,6 +171,10 @@ def load_parts(options: LoadOptions) -> EngineParts:
             else Model.load(options.model, n_gpu_layers=options.n_gpu_layers)
         )
         notices += [model.notice] if model.notice else []
+        if options.flash_attention is None and model.library.kernels.active:
+            # Our kernels take over attention only as one operation; cut into products it would
+            # make logits depend on the batch again.
+            options = replace(options, flash_attention=True)
         n_ctx = options.n_ctx or min(model.context_train, DEFAULT_CONTEXT)
         n_threads = options.n_threads or physical_cores()
 

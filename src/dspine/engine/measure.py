@@ -15,7 +15,7 @@ from dspine.errors import UsageError
 from dspine.files.drafter_file import DrafterFile
 from dspine.llama.context import Context
 from dspine.llama.model import Model
-from dspine.llama.probe import cpu_model
+from dspine.machine import cpu_model
 from dspine.processor import usable_cores
 
 
@@ -65,6 +65,7 @@ def calibrated(
     key: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": usable_cores(),
+        "kernels": model.library.kernels.text,
         "library": [
             *calibrate.file_identity(model.library.file),
             str(model.library.file.parent.resolve()),

@@ -165,6 +165,47 @@ class Operations(ABC):
             )
         return self._node("ggml_soft_max_ext", a, mask, scale, 0.0)
 
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
+        """softmax(scale * q k + mask) v in one operation. q (d, rows, heads, p), k (d, keys, kv
+        heads, p), v (e, keys, kv heads, p), mask f16 (keys, rows): (e, heads, rows, p) in f32.
+        """
+        _require(
+            q.type.name == "f32" and q.has_contiguous_rows and q.ne[0] == k.ne[0],
+            "attention",
+            "f32 queries as wide as the keys",
+            q,
+            k,
+        )
+        _require(
+            k.ne[1:] == v.ne[1:]
+            and q.ne[2] % k.ne[2] == 0
+            and q.ne[3] == k.ne[3]
+            and k.has_contiguous_rows
+            and v.has_contiguous_rows
+            and k.type.name in _COPY_TYPES
+            and v.type.name == k.type.name,
+            "attention",
+            "as many f32, f16 or bf16 values as keys",
+            q,
+            k,
+            v,
+        )
+        if mask is not None:
+            _require(
+                mask.type.name == "f16"
+                and mask.is_contiguous
+                and mask.ne == (k.ne[1], q.ne[1], 1, 1),
+                "attention",
+                "an f16 mask (keys, rows)",
+                q,
+                k,
+                mask,
+            )
+        no_bias, no_cap = 0.0, 0.0
+        return self._node("ggml_flash_attn_ext", q, k, v, mask, scale, no_bias, no_cap)
+
     # -- rows ----------------------------------------------------------------------------------
 
     def get_rows(self, table: Tensor, rows: Tensor) -> Tensor:

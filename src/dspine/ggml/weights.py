@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import CapacityError, ClosedError, UsageError
+from dspine.ggml import kernels
 from dspine.ggml.device import Backend
 from dspine.ggml.library import InitParams, functions
 from dspine.ggml.tensor import Tensor
@@ -85,11 +86,19 @@ _QUANTISABLE = frozenset(
 
 
 class WeightStore:
-    """Declare tensors, `allocate()` once, then write them; frees its buffer on close."""
+    """Declare tensors, `allocate()` once, then write them; frees its buffer on close.
 
-    def __init__(self, backend: Backend, capacity: int = 256) -> None:
+    `buffer_type` is another kind of memory that the backend can use, for this package and the
+    kernels' own tests: `kernels.installed().buffer_type` holds packed matrices.
+    """
+
+    def __init__(
+        self, backend: Backend, capacity: int = 256, *, buffer_type: int | None = None
+    ) -> None:
         lib = functions()
         self.backend = backend
+        self._packed: WeightStore | None = None
+        self._buffer_type = backend.buffer_type if buffer_type is None else buffer_type
         self._capacity = capacity
         size = capacity * lib.ggml_tensor_overhead()
         context = lib.ggml_init(InitParams(size, None, True))
@@ -106,9 +115,20 @@ class WeightStore:
         """True after close()."""
         return not self._free_context.alive
 
-    def declare(self, name: str, type_name: str, ne: tuple[int, ...]) -> Tensor:
-        """Add a tensor of shape `ne` (ggml order, 1 to 4 dimensions); usable after allocate()."""
+    def declare(
+        self, name: str, type_name: str, ne: tuple[int, ...], *, only_product: bool = False
+    ) -> Tensor:
+        """Add a tensor of shape `ne` (ggml order, 1 to 4 dimensions); usable after allocate().
+
+        `only_product` says that graphs use it as the weight of matmul, itself or as a range of
+        its rows, and for nothing else: then it may be packed for the CPU kernels.
+        """
         self._check_open()
+        if only_product and self._buffer is None and name not in self._tensors:
+            packed = self._store_for_products(type_name, ne)
+            if packed is not None:
+                self._tensors[name] = packed.declare(name, type_name, ne)
+                return self._tensors[name]
         if self._buffer is not None:
             raise UsageError(f"{name!r} was declared after the store was allocated")
         if name in self._tensors:
@@ -130,12 +150,12 @@ class WeightStore:
     def allocate(self) -> None:
         """Reserve the memory of everything declared; CapacityError when it does not fit."""
         self._check_open()
-        if self._buffer is not None or not self._tensors:
+        if self._packed is not None:
+            self._packed.allocate()
+        if self._buffer is not None or all(t.owner is not self for t in self._tensors.values()):
             return
         lib = functions()
-        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(
-            self._context, self.backend.buffer_type
-        )
+        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, self._buffer_type)
         if not buffer:
             need = sum(t.byte_size for t in self._tensors.values())
             raise CapacityError(
@@ -149,6 +169,9 @@ class WeightStore:
         """Copy raw bytes (or an array of the matching type) into whole rows from `first_row` on."""
         self._check_open()
         tensor = self[name]
+        if self._packed is not None and tensor.owner is self._packed:
+            self._packed.write(name, data, first_row)
+            return
         if self._buffer is None:
             raise UsageError(f"{name!r} was written before allocate()")
         flat = np.ascontiguousarray(data)
@@ -168,6 +191,8 @@ class WeightStore:
         self._check_open()
         if self._buffer is not None:
             functions().ggml_backend_buffer_clear(self._buffer, 0)
+        if self._packed is not None:
+            self._packed.clear()
 
     def __getitem__(self, name: str) -> Tensor:
         self._check_open()
@@ -182,16 +207,29 @@ class WeightStore:
     def byte_size(self) -> int:
         """Bytes of the buffer, 0 before allocate()."""
         self._check_open()
-        if self._buffer is None:
-            return 0
-        size: int = functions().ggml_backend_buffer_get_size(self._buffer)
+        size = 0 if self._packed is None else self._packed.byte_size
+        if self._buffer is not None:
+            size += functions().ggml_backend_buffer_get_size(self._buffer)
         return size
 
     def close(self) -> None:
         """Free buffer and headers; tensors of this store raise ClosedError from now on."""
+        if self._packed is not None:
+            self._packed.close()
         if self._free_buffer is not None:
             self._free_buffer()
         self._free_context()
+
+    def _store_for_products(self, type_name: str, ne: tuple[int, ...]) -> WeightStore | None:
+        """The part of this store with packed matrices, where the CPU kernels take this one."""
+        plug_in = kernels.installed()
+        if plug_in is None or self.backend.device.kind != "cpu" or not plug_in.takes(type_name, ne):
+            return None
+        if self._packed is None:
+            self._packed = WeightStore(
+                self.backend, self._capacity, buffer_type=plug_in.buffer_type
+            )
+        return self._packed
 
     def _check_open(self) -> None:
         if self.closed:

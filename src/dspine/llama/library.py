@@ -15,6 +15,7 @@ from typing import Any
 
 from dspine.errors import LibraryError
 from dspine.ggml import library as ggml_library
+from dspine.kernels.status import NOT_LOADED, Status, enable
 from dspine.llama.log import capture
 from dspine.llama.native import Native, bind, library_file, shared_library_name
 
@@ -53,6 +54,8 @@ class Library:
     devices: tuple[Device, ...]
     has_tap_symbols: bool
     has_tensor_symbol: bool
+    kernels: Status = NOT_LOADED
+    """What computes on the CPU."""
 
 
 _loaded: tuple[Library, Native] | None = None
@@ -81,7 +84,8 @@ def find_library(path: Path | None = None) -> Library:
     native = bind(api, folder)
     api.llama_backend_init()
     ggml_library.load(folder)
-    _loaded = (_describe(native, folder), native)
+    kernels = enable(folder)  # before the first model: ggml copies its list of buffer types then
+    _loaded = (_describe(native, folder, kernels), native)
     return _loaded[0]
 
 
@@ -152,7 +156,7 @@ def _import(wanted: Path | None) -> tuple[Any, Path]:
     return api, folder
 
 
-def _describe(native: Native, folder: Path) -> Library:
+def _describe(native: Native, folder: Path, kernels: Status) -> Library:
     info = _text(native.api.llama_print_system_info())
     ggml = ggml_library.functions()
     commit = _text(ggml.ggml_commit())
@@ -170,6 +174,7 @@ def _describe(native: Native, folder: Path) -> Library:
         devices=_devices(),
         has_tap_symbols=native.set_tap is not None,
         has_tensor_symbol=native.get_tensor is not None,
+        kernels=kernels,
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from pathlib import Path
 from dspine.errors import DspineError, LibraryError
 from dspine.llama.header import read_header
 from dspine.llama.library import Library
+from dspine.machine import cache_folder as cache_folder
+from dspine.machine import cpu_model as cpu_model
 
 CURE = (
     "CMAKE_ARGS=\"-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'\" pip install --force-reinstall "
@@ -105,24 +106,6 @@ def child_command(model_path: Path, library: Library, extra_buffers: bool) -> li
     ]
 
 
-def cache_folder() -> Path:
-    """Where small measured facts are kept between runs."""
-    chosen = os.environ.get("DSPINE_CACHE_DIR")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "dspine"
-
-
-def cpu_model() -> str:
-    """Name of this machine's processor."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def _run(model_path: Path, library: Library, command: Command) -> ProbeResult | None:
     first = _child(command(model_path, library, True))
     if first is None or first == "":
@@ -180,6 +163,7 @@ def _key(model_path: Path, library: Library) -> str:
         str(facts.st_mtime_ns),
         str(facts.st_size),
         model_kind(model_path),
+        library.kernels.text,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

@@ -138,7 +138,7 @@ def build_weights(
         target_ids, by_id = None, False
     else:
         reduced = _select_rows(head, vocab)
-        head_tensor = builder.add("head", _quick(reduced, backend))
+        head_tensor = builder.add("head", _quick(reduced, backend), only_product=True)
         target_ids = builder.add("d2t", HostTensor.from_numpy(vocab.reshape(-1, 1)))
         by_id = builder.is_present(head)
         scoring = builder.target("head", head) if by_id else builder.add("scoring", reduced)
@@ -153,7 +153,7 @@ def build_weights(
             [f"inj_{part}.weight" for part in ("message", "predecessor_gate", "receiver_gate")],
         ),
         injection_bias=builder.norm("inj_bias"),
-        codes=builder.matrix("transfer_codes.weight"),
+        codes=builder.table("transfer_codes.weight"),
         embedding=embedding_tensor,
         head=head_tensor,
         target_ids=target_ids,
@@ -184,7 +184,11 @@ class _Builder:
         return self.add(name, HostTensor.from_numpy(self.vector(name)))
 
     def matrix(self, name: str) -> Tensor:
-        """A matrix as it is."""
+        """A matrix that graphs multiply by."""
+        return self.add(name, self._host[name], only_product=True)
+
+    def table(self, name: str) -> Tensor:
+        """A matrix whose rows graphs look up."""
         return self.add(name, self._host[name])
 
     def stack(self, name: str, parts: Sequence[str]) -> Stack:
@@ -193,16 +197,18 @@ class _Builder:
         rows = tuple(h.ne[1] for h in hosts)
         if len({h.type.name for h in hosts}) > 1:
             return Stack(tuple(self.matrix(part) for part in parts), rows)
-        tensor = self._store.declare(name, hosts[0].type.name, (hosts[0].ne[0], sum(rows)))
+        tensor = self._store.declare(
+            name, hosts[0].type.name, (hosts[0].ne[0], sum(rows)), only_product=True
+        )
         first = 0
         for host_tensor, count in zip(hosts, rows, strict=True):
             self._writes.append((name, host_tensor.data, first))
             first += count
         return Stack((tensor,), rows)
 
-    def add(self, name: str, tensor: HostTensor) -> Tensor:
-        """Declare `tensor` under `name`."""
-        declared = self._store.declare(name, tensor.type.name, tensor.ne)
+    def add(self, name: str, tensor: HostTensor, *, only_product: bool = False) -> Tensor:
+        """Declare `tensor` under `name`; see WeightStore.declare."""
+        declared = self._store.declare(name, tensor.type.name, tensor.ne, only_product=only_product)
         self._writes.append((name, tensor.data, 0))
         return declared
 

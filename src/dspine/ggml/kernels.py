@@ -1,0 +1,150 @@
+"""Plugs the compiled CPU kernels into the loaded ggml library."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspine.errors import LibraryError
+from dspine.ggml.library import functions
+from dspine.ggml.types import type_by_name
+
+_VOID, _INT = ctypes.c_void_p, ctypes.c_int
+_PRODUCTS, _ATTENTION = 1, 2
+_OPERATIONS = 100
+"""ggml 0.25 has more operations than this; both that are looked for come before."""
+_VERSION = "0.25."
+_SYMBOLS = (
+    "_Z39ggml_backend_cpu_get_extra_buffer_typesv",
+    "ggml_backend_buffer_init",
+    "ggml_barrier",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels of this process. `family` is the kind of processor they were written for."""
+
+    family: str
+    buffer_type: int
+    library: ctypes.CDLL
+
+    def takes(self, type_name: str, ne: tuple[int, ...]) -> bool:
+        """Whether a weight matrix of this type and shape is packed for them."""
+        return len(ne) == 2 and bool(
+            self.library.dspine_kernels_take_weight(type_by_name(type_name).number, ne[0])
+        )
+
+    def take_attention(self, on: bool) -> None:
+        """Compute attention from the next graph on, or leave it to ggml; for comparisons."""
+        self.library.dspine_kernels_take_attention(int(on))
+
+
+_installed: list[Kernels] = []
+"""At most one: the library keeps pointers into the kernels until the process ends."""
+
+
+def installed() -> Kernels | None:
+    """The kernels of this process, or None where ggml computes everything."""
+    return _installed[0] if _installed else None
+
+
+def fits(ggml_version: str) -> bool:
+    """Whether the kernels were written for this version of ggml."""
+    return ggml_version.startswith(_VERSION)
+
+
+def install(path: Path, *, attention: bool = True) -> Kernels:
+    """Register the kernels in `path`; must come before the first model is loaded.
+
+    LibraryError when the library is another version, lacks a symbol, or has no kernels for this
+    processor. Nothing is changed then.
+    """
+    if _installed:
+        return _installed[0]
+    lib = functions()
+    version = lib.ggml_version().decode()
+    if not fits(version):
+        raise LibraryError(f"the CPU kernels are for ggml {_VERSION}x, this library is {version}")
+    stock = _stock(lib.folder)
+    operations = _operations(stock)
+    kernels = _open(path)
+    family = kernels.dspine_kernels_family()
+    if family is None:
+        raise LibraryError("there are no CPU kernels for this processor (they need AVX2)")
+    handle = kernels.dspine_kernels_install(
+        *(_address(stock, name) for name in _SYMBOLS),
+        _cpu_device(),
+        operations["MUL_MAT"],
+        operations["FLASH_ATTN_EXT"],
+        _PRODUCTS | (_ATTENTION if attention else 0),
+    )
+    if not handle:
+        raise LibraryError("the CPU kernels refused this processor")
+    _installed.append(Kernels(family.decode(), handle, kernels))
+    return _installed[0]
+
+
+def repacked_buffer_type() -> int | None:
+    """Memory in which ggml itself repacks weights, for comparisons; None where there is none."""
+    stock = _stock(functions().folder)
+    try:
+        address = _address(stock, "_Z35ggml_backend_cpu_repack_buffer_typev")
+    except LibraryError:
+        return None
+    found: int | None = ctypes.CFUNCTYPE(_VOID)(address)()
+    return found
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        kernels = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"the CPU kernels {path} cannot be loaded: {error}") from error
+    kernels.dspine_kernels_family.restype = ctypes.c_char_p
+    kernels.dspine_kernels_install.restype = _VOID
+    kernels.dspine_kernels_install.argtypes = [_VOID] * 4 + [_INT] * 3
+    kernels.dspine_kernels_take_attention.restype = None
+    kernels.dspine_kernels_take_attention.argtypes = [_INT]
+    kernels.dspine_kernels_take_weight.restype = _INT
+    kernels.dspine_kernels_take_weight.argtypes = [_INT, ctypes.c_int64]
+    return kernels
+
+
+def _stock(folder: Path) -> ctypes.CDLL:
+    # Already loaded: a lookup in it also searches the ggml libraries it depends on.
+    return ctypes.CDLL(str(folder / "libllama.so"))
+
+
+def _address(stock: ctypes.CDLL, name: str) -> int:
+    try:
+        address = ctypes.cast(getattr(stock, name), _VOID).value
+    except AttributeError as error:
+        raise LibraryError(
+            f"this llama.cpp library has no {name}, which the CPU kernels need"
+        ) from error
+    if address is None:
+        raise LibraryError(f"{name} of this llama.cpp library has no address")
+    return address
+
+
+def _operations(stock: ctypes.CDLL) -> dict[str, int]:
+    """Numbers of the operations that the kernels take over, by name."""
+    _address(stock, "ggml_op_name")
+    name_of = ctypes.CFUNCTYPE(ctypes.c_char_p, _INT)(("ggml_op_name", stock))
+    names = [name_of(number) or b"" for number in range(_OPERATIONS)]
+    wanted = ("MUL_MAT", "FLASH_ATTN_EXT")
+    missing = [name for name in wanted if name.encode() not in names]
+    if missing:
+        raise LibraryError(f"this ggml library has no operation {missing[0]}")
+    return {name: names.index(name.encode()) for name in wanted}
+
+
+def _cpu_device() -> int:
+    lib = functions()
+    for index in range(lib.ggml_backend_dev_count()):
+        handle: int = lib.ggml_backend_dev_get(index)
+        if lib.ggml_backend_dev_type(handle) == 0:
+            return handle
+    raise LibraryError("this ggml library has no CPU device")

@@ -1,0 +1,1 @@
+"""C++ sources of the CPU kernels; `dspine.kernels` compiles and loads them."""

@@ -1,0 +1,96 @@
+// Q8_0: 8-bit weights widened to 16 bits, times inputs of 16 bits, summed exactly in 32 bits.
+//
+// Unit of 16 outputs x 32 inputs: 16 scales (f16), then for each pair of inputs 16 bytes of outputs
+// 0-7 and 16 bytes of outputs 8-15; byte 2 * output + i is input 2 * pair + i.
+#include "avx2.h"
+#include "avx2_tables.h"
+
+namespace dspine {
+
+namespace {
+
+constexpr size_t kWeights = 32;
+constexpr size_t kUnit    = kWeights + 512;
+constexpr size_t kSource  = 34;
+
+uint8_t * pair_at(uint8_t * unit, int pair, int lane) { return unit + kWeights + 32 * pair + 2 * lane; }
+
+void pack(const uint8_t * source, int lane, uint8_t * unit) {
+    std::memcpy(unit + 2 * lane, source, 2);
+    for (int pair = 0; pair < 16; pair++) {
+        std::memcpy(pair_at(unit, pair, lane), source + 2 + 2 * pair, 2);
+    }
+}
+
+void unpack(const uint8_t * unit, int lane, uint8_t * source) {
+    std::memcpy(source, unit + 2 * lane, 2);
+    for (int pair = 0; pair < 16; pair++) {
+        std::memcpy(source + 2 + 2 * pair, pair_at(const_cast<uint8_t *>(unit), pair, lane), 2);
+    }
+}
+
+inline __m256i widen(const uint8_t * from) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+}
+
+struct Panel {
+    const uint8_t * panel;
+    int64_t         units;
+    const uint8_t * prepared;
+    size_t          row_bytes;
+    float *         result;
+    size_t          result_step;
+    int             outputs;
+
+    template <int R>
+    void run(int64_t row) const {
+        const Inputs16 * x[R];
+        __m256           value[R][2];
+        for (int r = 0; r < R; r++) {
+            x[r]        = reinterpret_cast<const Inputs16 *>(prepared + (row + r) * row_bytes);
+            value[r][0] = value[r][1] = _mm256_setzero_ps();
+        }
+        for (const uint8_t * unit = panel, * end = panel + units * kUnit; unit < end; unit += kUnit) {
+            __m256i sum[R][2];
+#pragma GCC unroll 16
+            for (int pair = 0; pair < 16; pair++) {
+                const __m256i w[2] = {widen(unit + kWeights + 32 * pair), widen(unit + kWeights + 32 * pair + 16)};
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const __m256i a = repeat32(x[r]->q + 2 * pair);
+#pragma GCC unroll 2
+                    for (int h = 0; h < 2; h++) {
+                        const __m256i product = _mm256_madd_epi16(w[h], a);
+                        sum[r][h] = pair == 0 ? product : plus32(sum[r][h], product);
+                    }
+                }
+            }
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                const __m256 scale = load_half(unit + 16 * h);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x[r]->scale));
+                    value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), both, value[r][h]);
+                }
+            }
+            for (int r = 0; r < R; r++) {
+                x[r]++;
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            store_panel(result + (row + r) * result_step, value[r], outputs);
+        }
+    }
+};
+
+void multiply(const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t row_bytes, int64_t rows,
+              float * result, size_t result_step, int outputs) {
+    in_row_groups(rows, Panel{panel, inputs / 32, prepared, row_bytes, result, result_step, outputs});
+}
+
+}  // namespace
+
+const Kernel kAvx2Q8_0 = {Q8_0, 32, kUnit, kSource, sizeof(Inputs16), pack, unpack, prepare16, multiply};
+
+}  // namespace dspine

@@ -1,0 +1,186 @@
+// Q4_0, Q4_1 and Q5_0: one decode of the nibbles serves 16 outputs of up to four rows.
+//
+// Unit of 16 outputs x 32 inputs: 16 scales (f16), Q4_1: 16 minima (f16), Q5_0: 64 bytes of fifth
+// bits, then four times [outputs 0-7][outputs 8-15] of 32 bytes. Byte 4 * output + i of the g-th
+// holds input 4 g + i in its low and input 16 + 4 g + i in its high nibble.
+#include "avx2.h"
+#include "avx2_tables.h"
+
+namespace dspine {
+
+namespace {
+
+enum class Kind { q4_0, q4_1, q5_0 };
+
+template <Kind kind>
+struct Layout {
+    static constexpr size_t kScale    = 0;
+    static constexpr size_t kMinimum  = 32;  // q4_1 only
+    static constexpr size_t kFifth    = 32;  // q5_0 only
+    static constexpr size_t kNibbles  = kind == Kind::q4_0 ? 32 : kind == Kind::q4_1 ? 64 : 96;
+    static constexpr size_t kUnit     = kNibbles + 256;
+    static constexpr size_t kSourceNibbles = kind == Kind::q4_0 ? 2 : kind == Kind::q4_1 ? 4 : 6;
+    static constexpr size_t kSource   = kSourceNibbles + 16;
+};
+
+size_t nibble_at(int group, int lane) { return size_t(group) * 64 + size_t(lane) * 4; }
+
+template <Kind kind>
+void pack(const uint8_t * source, int lane, uint8_t * unit) {
+    using L = Layout<kind>;
+    std::memcpy(unit + L::kScale + 2 * lane, source, 2);
+    if (kind == Kind::q4_1) {
+        std::memcpy(unit + L::kMinimum + 2 * lane, source + 2, 2);
+    }
+    if (kind == Kind::q5_0) {
+        // Bit g of byte 4 * output + i is the fifth bit of input 4 g + i.
+        uint32_t bits;
+        std::memcpy(&bits, source + 2, 4);
+        for (int i = 0; i < 4; i++) {
+            uint8_t byte = 0;
+            for (int group = 0; group < 8; group++) {
+                byte = uint8_t(byte | (bits >> (4 * group + i) & 1) << group);
+            }
+            unit[L::kFifth + 4 * lane + i] = byte;
+        }
+    }
+    for (int group = 0; group < 4; group++) {
+        std::memcpy(unit + L::kNibbles + nibble_at(group, lane), source + L::kSourceNibbles + 4 * group, 4);
+    }
+}
+
+template <Kind kind>
+void unpack(const uint8_t * unit, int lane, uint8_t * source) {
+    using L = Layout<kind>;
+    std::memcpy(source, unit + L::kScale + 2 * lane, 2);
+    if (kind == Kind::q4_1) {
+        std::memcpy(source + 2, unit + L::kMinimum + 2 * lane, 2);
+    }
+    if (kind == Kind::q5_0) {
+        uint32_t bits = 0;
+        for (int i = 0; i < 4; i++) {
+            for (int group = 0; group < 8; group++) {
+                bits |= uint32_t(unit[L::kFifth + 4 * lane + i] >> group & 1) << (4 * group + i);
+            }
+        }
+        std::memcpy(source + 2, &bits, 4);
+    }
+    for (int group = 0; group < 4; group++) {
+        std::memcpy(source + L::kSourceNibbles + 4 * group, unit + L::kNibbles + nibble_at(group, lane), 4);
+    }
+}
+
+// Integer sums over 32 inputs. Sixteen bits hold eight products of a 4-bit weight (15 * 127 * 2 * 8)
+// but only four of a 5-bit one (31 * 127 * 2 * 4).
+template <Kind kind, int R>
+inline void dot(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256i (&sum)[R][2]) {
+    using L            = Layout<kind>;
+    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), bit = _mm256_set1_epi8(16);
+    const uint8_t * nibbles = unit + L::kNibbles;
+    __m256i         part[R][2];
+#pragma GCC unroll 4
+    for (int group = 0; group < 4; group++) {
+        const __m256i w0 = load(nibbles + 64 * group), w1 = load(nibbles + 64 * group + 32);
+        __m256i low[2]  = {_mm256_and_si256(w0, mask), _mm256_and_si256(w1, mask)};
+        __m256i high[2] = {_mm256_and_si256(_mm256_srli_epi16(w0, 4), mask),
+                           _mm256_and_si256(_mm256_srli_epi16(w1, 4), mask)};
+        if (kind == Kind::q5_0) {
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                const __m256i fifth = load(unit + L::kFifth + 32 * h);
+                low[h]  = _mm256_or_si256(low[h], _mm256_and_si256(_mm256_slli_epi16(fifth, 4 - group), bit));
+                high[h] = _mm256_or_si256(high[h], _mm256_and_si256(_mm256_srli_epi16(fifth, group), bit));
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            __m256i a = repeat32(x[r]->q + 4 * group);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                const __m256i product = _mm256_maddubs_epi16(low[h], a);
+                const bool first = group == 0 || (kind == Kind::q5_0 && group == 2);
+                part[r][h] = first ? product : plus16(part[r][h], product);
+            }
+            a = repeat32(x[r]->q + 16 + 4 * group);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                part[r][h] = plus16(part[r][h], _mm256_maddubs_epi16(high[h], a));
+            }
+        }
+        if (group == 3 || (kind == Kind::q5_0 && group == 1)) {
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++) {
+                    const __m256i wide = _mm256_madd_epi16(part[r][h], ones);
+                    sum[r][h] = kind == Kind::q5_0 && group == 3 ? _mm256_add_epi32(sum[r][h], wide) : wide;
+                }
+            }
+        }
+    }
+}
+
+template <Kind kind>
+struct Panel {
+    const uint8_t * panel;
+    int64_t         units;
+    const uint8_t * prepared;
+    size_t          row_bytes;
+    float *         result;
+    size_t          result_step;
+    int             outputs;
+
+    template <int R>
+    void run(int64_t row) const {
+        using L = Layout<kind>;
+        const Inputs8 * x[R];
+        __m256          value[R][2];
+        for (int r = 0; r < R; r++) {
+            x[r]        = reinterpret_cast<const Inputs8 *>(prepared + (row + r) * row_bytes);
+            value[r][0] = value[r][1] = _mm256_setzero_ps();
+        }
+        for (const uint8_t * unit = panel, * end = panel + units * L::kUnit; unit < end; unit += L::kUnit) {
+            __m256i sum[R][2];
+            dot<kind, R>(unit, x, sum);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                const __m256 scale   = load_half(unit + L::kScale + 16 * h);
+                const __m256 minimum = kind == Kind::q4_1   ? load_half(unit + L::kMinimum + 16 * h)
+                                       : kind == Kind::q4_0 ? _mm256_mul_ps(scale, _mm256_set1_ps(-8.0f))
+                                                            : _mm256_mul_ps(scale, _mm256_set1_ps(-16.0f));
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x[r]->scale));
+                    value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), both, value[r][h]);
+                    value[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(x[r]->sum), value[r][h]);
+                }
+            }
+            for (int r = 0; r < R; r++) {
+                x[r]++;
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            store_panel(result + (row + r) * result_step, value[r], outputs);
+        }
+    }
+};
+
+template <Kind kind>
+void multiply(const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t row_bytes, int64_t rows,
+              float * result, size_t result_step, int outputs) {
+    in_row_groups(rows, Panel<kind>{panel, inputs / 32, prepared, row_bytes, result, result_step, outputs});
+}
+
+template <Kind kind>
+constexpr Kernel kernel(int type) {
+    using L = Layout<kind>;
+    return {type, 32, L::kUnit, L::kSource, sizeof(Inputs8), pack<kind>, unpack<kind>, prepare8, multiply<kind>};
+}
+
+}  // namespace
+
+const Kernel kAvx2Q4_0 = kernel<Kind::q4_0>(Q4_0);
+const Kernel kAvx2Q4_1 = kernel<Kind::q4_1>(Q4_1);
+const Kernel kAvx2Q5_0 = kernel<Kind::q5_0>(Q5_0);
+
+}  // namespace dspine

@@ -1,0 +1,279 @@
+// The buffer type that llama.cpp finds first among the CPU's extra ones, and the operations it takes.
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "packing.h"
+#include "product.h"
+
+namespace dspine {
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kHugePage  = size_t(2) << 20;
+
+// Addresses in the stock library, and numbers that differ between its versions.
+struct Host {
+    std::vector<BufferType *> * extra_types;
+    Buffer * (*buffer_init)(BufferType *, BufferCalls, void *, size_t);
+    Barrier barrier;
+    void *  cpu_device;
+    int     op_mul_mat;
+    int     op_attention;
+};
+
+struct State {
+    Host                                    host;
+    const Family *                          family;
+    std::map<int, std::unique_ptr<Product>> products;  // by weight type
+    BufferType                              type;
+    bool                                    products_on, attention_on;
+};
+
+State * g_state = nullptr;  // made once, never freed: the library keeps pointers into it
+
+bool is_ours(const Tensor * t) { return t != nullptr && t->buffer != nullptr && t->buffer->type == &g_state->type; }
+
+// The packed matrix behind `t`, which may be a view of some of its rows.
+const Tensor * owner_of(const Tensor * t) { return t->view_src == nullptr ? t : t->view_src; }
+
+Product * product_of(const Tensor * weight) {
+    return static_cast<Product *>(static_cast<Operation *>(owner_of(weight)->extra));
+}
+
+// What packs and multiplies a weight of this type and shape, or null: then it lies as in the file.
+Product * product_for(const Tensor * weight) {
+    const auto found = g_state->products.find(weight->type);
+    if (found == g_state->products.end() || weight->ne[0] % found->second->kernel().unit_inputs != 0 ||
+        weight->ne[2] != 1 || weight->ne[3] != 1) {
+        return nullptr;
+    }
+    return found->second.get();
+}
+
+// Views must be whole rows, in order.
+bool is_row_range(const Tensor * view) {
+    const Tensor * owner = owner_of(view);
+    return view->ne[0] == owner->ne[0] && view->nb[1] == owner->nb[1] && view->view_offs % owner->nb[1] == 0;
+}
+
+// Buffers.
+
+void free_buffer(Buffer * buffer) { std::free(buffer->context); }
+
+void * get_base(Buffer * buffer) { return buffer->context; }
+
+int init_tensor(Buffer *, Tensor * tensor) {
+    if (tensor->view_src == nullptr) {
+        Operation * product = product_for(tensor);
+        tensor->extra       = product;
+    }
+    return 0;
+}
+
+void memset_tensor(Buffer *, Tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    const std::vector<uint8_t> bytes(size, value);
+    if (const Product * product = product_of(tensor)) {
+        pack_bytes(product->kernel(), tensor->ne[0], bytes.data(), offset, size, static_cast<uint8_t *>(tensor->data));
+    } else {
+        std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+    }
+}
+
+void set_tensor(Buffer *, Tensor * tensor, const void * data, size_t offset, size_t size) {
+    if (const Product * product = product_of(tensor)) {
+        pack_bytes(product->kernel(), tensor->ne[0], static_cast<const uint8_t *>(data), offset, size,
+                   static_cast<uint8_t *>(tensor->data));
+    } else {
+        std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+    }
+}
+
+void get_tensor(Buffer *, const Tensor * tensor, void * data, size_t offset, size_t size) {
+    if (const Product * product = product_of(tensor)) {
+        unpack_bytes(product->kernel(), tensor->ne[0], static_cast<const uint8_t *>(tensor->data), offset, size,
+                     static_cast<uint8_t *>(data));
+    } else {
+        std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+    }
+}
+
+bool cpy_tensor(Buffer *, const Tensor *, Tensor *) { return false; }
+
+void clear(Buffer * buffer, uint8_t value) { std::memset(buffer->context, value, buffer->size); }
+
+const char * get_name(BufferType *) { return "DSPINE"; }
+
+Buffer * alloc_buffer(BufferType * type, size_t size) {
+    // Huge pages: one row at a time is bound by reading the weights once, address look-ups included.
+    const size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
+    const size_t whole     = (size + alignment) / alignment * alignment;
+    void *       memory    = std::aligned_alloc(alignment, whole);
+    if (memory == nullptr) {
+        return nullptr;
+    }
+    if (alignment == kHugePage) {
+        madvise(memory, whole, MADV_HUGEPAGE);
+    }
+    std::memset(memory, 0, size);  // lanes beyond the last output are read, and must be finite
+    static const BufferCalls calls = {free_buffer, get_base, init_tensor, memset_tensor, set_tensor, get_tensor,
+                                      nullptr,     nullptr,  cpy_tensor,  clear,         nullptr};
+    Buffer * buffer = g_state->host.buffer_init(type, calls, memory, size);
+    if (buffer == nullptr) {
+        std::free(memory);
+    }
+    return buffer;
+}
+
+size_t get_alignment(BufferType *) { return kAlignment; }
+
+size_t plain_bytes(const Tensor * t) {
+    size_t bytes = t->nb[1] * size_t(t->ne[1]);
+    for (int i = 2; i < kDims; i++) {
+        bytes += size_t(t->ne[i] - 1) * t->nb[i];
+    }
+    return bytes;
+}
+
+size_t get_alloc_size(BufferType *, const Tensor * tensor) {
+    const Product * product = product_for(tensor);
+    if (product == nullptr) {
+        return plain_bytes(tensor);
+    }
+    return packed_bytes(product->kernel(), tensor->ne[0], tensor->ne[1]);
+}
+
+// Operations.
+
+bool is_host_memory(const Tensor * t) {
+    if (t->buffer == nullptr) {
+        return true;
+    }
+    BufferType * type = t->buffer->type;
+    return type->calls.is_host != nullptr && type->calls.is_host(type);
+}
+
+bool takes_product(const Tensor * op) {
+    const Tensor * weight = op->src[0], * x = op->src[1];
+    const bool     packed = product_for(weight) != nullptr && product_for(owner_of(weight)) != nullptr;
+    return packed && is_row_range(weight) && x->type == F32 && x->nb[0] == sizeof(float) && op->type == F32 &&
+           is_host_memory(x);
+}
+
+class AttentionOperation : public Operation {
+  public:
+    bool work_size(int threads, const Tensor * op, size_t & size) override {
+        size = size_t(threads) * bytes(op) + kAlignment;
+        return true;
+    }
+
+    bool compute(Params * params, Tensor * op) override {
+        const uintptr_t start = (reinterpret_cast<uintptr_t>(params->wdata) + kAlignment - 1) / kAlignment * kAlignment;
+        g_state->family->attention->compute(params, op, reinterpret_cast<uint8_t *>(start) + size_t(params->ith) * bytes(op));
+        return true;
+    }
+
+  private:
+    static size_t bytes(const Tensor * op) {
+        return (g_state->family->attention->work_bytes(op) + kAlignment - 1) / kAlignment * kAlignment;
+    }
+};
+
+class Kernels : public ExtraBufferType {
+  public:
+    // Called for operations with an operand in our buffers: nothing else can read them.
+    bool supports(void *, const Tensor * op) override {
+        return g_state->products_on && op->op == g_state->host.op_mul_mat && is_ours(op->src[0]) && takes_product(op);
+    }
+
+    // Called before every operation of the CPU.
+    Operation * operation_for(const Tensor * op) override {
+        if (op->op == g_state->host.op_mul_mat) {
+            return is_ours(op->src[0]) ? product_of(op->src[0]) : nullptr;
+        }
+        if (op->op == g_state->host.op_attention && g_state->attention_on && g_state->family->attention->takes(op)) {
+            static AttentionOperation attention;
+            return &attention;
+        }
+        return nullptr;
+    }
+};
+
+const Family * choose_family() {
+    for (const Family * family : {&avx2_family()}) {  // the best first
+        if (family->runs_here()) {
+            return family;
+        }
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+}  // namespace dspine
+
+#define DSPINE_API __attribute__((visibility("default")))
+
+extern "C" {
+
+// Name of the family this machine would use, or null.
+DSPINE_API const char * dspine_kernels_family() {
+    const dspine::Family * family = dspine::choose_family();
+    return family == nullptr ? nullptr : family->name;
+}
+
+// Registers the buffer type; must come before the first model is loaded. Returns the buffer type, or
+// null when no kernel family runs on this machine. `extra_types` is the library's function of that
+// name, `flags` 1 = products, 2 = attention.
+DSPINE_API void * dspine_kernels_install(void * extra_types, void * buffer_init, void * barrier, void * cpu_device, int op_mul_mat,
+                              int op_attention, int flags) {
+    using namespace dspine;
+    if (g_state != nullptr) {
+        return &g_state->type;
+    }
+    const Family * family = choose_family();
+    if (family == nullptr) {
+        return nullptr;
+    }
+    auto list = reinterpret_cast<std::vector<BufferType *> & (*)()>(extra_types);
+    auto state = std::make_unique<State>();
+    state->host = {&list(), reinterpret_cast<Buffer * (*)(BufferType *, BufferCalls, void *, size_t)>(buffer_init),
+                   reinterpret_cast<Barrier>(barrier), cpu_device, op_mul_mat, op_attention};
+    state->family       = family;
+    state->products_on  = (flags & 1) != 0;
+    state->attention_on = (flags & 2) != 0 && family->attention != nullptr;
+    for (int i = 0; i < family->count; i++) {
+        const Kernel & kernel = family->kernels[i];
+        state->products.emplace(kernel.type, std::make_unique<Product>(kernel, state->host.barrier));
+    }
+    state->type = {{get_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, nullptr}, cpu_device, new Kernels};
+    g_state = state.release();
+    g_state->host.extra_types->insert(g_state->host.extra_types->begin(), &g_state->type);
+    return &g_state->type;
+}
+
+// Whether a matrix of this type with rows of `inputs` is packed for the kernels.
+DSPINE_API int dspine_kernels_take_weight(int type, int64_t inputs) {
+    if (dspine::g_state == nullptr) {
+        return 0;
+    }
+    dspine::Tensor weight{};
+    weight.type  = type;
+    weight.ne[0] = inputs;
+    weight.ne[1] = weight.ne[2] = weight.ne[3] = 1;
+    return dspine::product_for(&weight) != nullptr;
+}
+
+// Takes over attention from the next graph on, or leaves it to ggml; for comparisons.
+DSPINE_API void dspine_kernels_take_attention(int on) {
+    if (dspine::g_state != nullptr) {
+        dspine::g_state->attention_on = on != 0 && dspine::g_state->family->attention != nullptr;
+    }
+}
+
+}  // extern "C"
