@@ -46,7 +46,7 @@ def built(cache: Path) -> Path:
 def folder(built: Path) -> Path:
     """The folder of the llama.cpp library."""
     complaint = run_test(built, find_library().path)
-    if "need AVX2" in complaint:
+    if "no CPU kernels for this processor" in complaint:
         pytest.skip(complaint)
     return find_library().path
 

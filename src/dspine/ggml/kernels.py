@@ -72,7 +72,9 @@ def install(path: Path, *, attention: bool = True) -> Kernels:
     kernels = _open(path)
     family = kernels.dspine_kernels_family()
     if family is None:
-        raise LibraryError("there are no CPU kernels for this processor (they need AVX2)")
+        raise LibraryError(
+            "there are no CPU kernels for this processor yet (they need AVX2 without AVX-512)"
+        )
     handle = kernels.dspine_kernels_install(
         *(_address(stock, name) for name in _SYMBOLS),
         _cpu_device(),

@@ -7,6 +7,10 @@ namespace {
 
 bool runs_here() {
     __builtin_cpu_init();
+    // ggml has wider kernels there, against which this family was never measured.
+    if (__builtin_cpu_supports("avx512f")) {
+        return false;
+    }
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
