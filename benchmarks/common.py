@@ -111,7 +111,7 @@ def _vector_features() -> list[str]:
 
 
 def _cores() -> int:
-    from dspine.processor import physical_cores
+    from dspine.machine import physical_cores
 
     return physical_cores()
 

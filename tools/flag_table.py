@@ -17,7 +17,7 @@ HEAD = """\
 
 A flag wins over its environment variable, and the variable over the default. Switches take no
 value on the command line; their variables take `on` or `off`. `DSPINE_DEBUG=1` shows the whole
-traceback of an error inside dspine.
+traceback of an error inside dspine. `DSPINE_KERNELS=off` leaves all arithmetic to ggml's kernels.
 """
 
 

@@ -49,20 +49,24 @@ class Way:
     tokens: int
 
 
-WAYS = (Way("auto", 20, TOKENS), Way("dspine", 3, TOKENS), Way("noise", 3, 32))
+WAYS = (Way("auto", 20, TOKENS), Way("dspine", 3, TOKENS), Way("noise", 3, 24))
 """`noise` is a drafter with random weights."""
 
 
 @dataclass(frozen=True)
 class Rig:
-    """Engines that share one context, and another context that no drafter has touched."""
+    """Engines that share one context, and plain decoding on a context without any drafter."""
 
     engines: dict[str, Engine]
     target: NotingTarget
-    alone: LlamaTarget
+    plain: Engine
+    alone: NotingTarget
 
-    def respond(self, name: str, prompt: str, max_tokens: int, *, plain: bool = False) -> Outcome:
-        return respond(self.engines[name], self.target, prompt, max_tokens=max_tokens, plain=plain)
+    def speculate(self, name: str, prompt: str, max_tokens: int) -> Outcome:
+        return respond(self.engines[name], self.target, prompt, max_tokens=max_tokens)
+
+    def decode_plainly(self, prompt: str) -> Outcome:
+        return respond(self.plain, self.alone, prompt, max_tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,7 @@ def rig(
             DSpineDrafter.load(noise_file, context.model, n_ctx=context.n_ctx, n_threads=threads)
         )
         model = stack.enter_context(load_safely(default_target))
-        alone = stack.enter_context(
+        untouched = stack.enter_context(
             Context(
                 model,
                 n_ctx=context.n_ctx,
@@ -107,12 +111,14 @@ def rig(
                 max_outputs=context.max_outputs,
             )
         )
+        alone = NotingTarget(untouched)
         engines = {
             "auto": Engine(replace(parts, target=target)),
             "dspine": Engine(replace(parts, target=target, proposer="dspine")),
             "noise": Engine(replace(parts, target=target, proposer="dspine", drafter=noise)),
         }
-        yield Rig(engines, target, LlamaTarget(alone))
+        plain = Engine(replace(parts, target=alone, proposer="none", drafter=None))
+        yield Rig(engines, target, plain, alone)
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ def cut(outcome: Outcome, count: int) -> Answer:
 
 def compare(rig: Rig, way: Way, prompt_id: str, prompt: str, plain: Outcome) -> Row:
     """A speculative answer; where it parts from the plain one the target alone must do so too."""
-    found = rig.respond(way.name, prompt, way.tokens)
+    found = rig.speculate(way.name, prompt, way.tokens)
     expected, answer = cut(plain, way.tokens), found.answer
     assert answer.stats.disabled_reason is None
     at = first_difference(expected.tokens, answer.tokens)
@@ -150,7 +156,7 @@ def compare(rig: Rig, way: Way, prompt_id: str, prompt: str, plain: Outcome) -> 
         assert answer.text.startswith(expected.text)
         assert answer.text == expected.text or expected is not plain.answer
         return Row(prompt_id, plain, found, None)
-    again = decoded_alone(rig.alone, rig.engines[way.name].encode(prompt), found)
+    again = decoded_alone(rig.alone, rig.plain.encode(prompt), found)
     assert again == list(answer.tokens), f"{prompt_id} parts at {at}, the target alone does not"
     slow, fast = (a.tokens[at] if at < len(a.tokens) else None for a in (expected, answer))
     if slow is None or fast is None:
@@ -168,7 +174,7 @@ def test_speculative_answers_are_the_plain_ones_or_the_targets_own(
 ) -> None:
     rows: dict[str, list[Row]] = {way.name: [] for way in WAYS}
     for index, item in enumerate(held_out(task)):
-        plain = rig.respond("auto", item.prompt, TOKENS, plain=True)
+        plain = rig.decode_plainly(item.prompt)
         assert {len(step.tokens) for step in plain.trace.steps} == {1}
         for way in WAYS:
             if index < way.prompts:
@@ -252,7 +258,7 @@ def shown(rig: Rig, token: int | None) -> str:
 
 def test_the_times_of_a_step_add_up_to_those_of_a_clock_outside(rig: Rig) -> None:
     for name in ("dspine", "auto"):
-        outcomes = [rig.respond(name, item.prompt, 48) for item in held_out("mt-bench", 2)]
+        outcomes = [rig.speculate(name, item.prompt, 48) for item in held_out("mt-bench", 2)]
         steps = [step for outcome in outcomes for step in outcome.steps]
         parts = sum(step.draft_ms + step.verify_ms + step.host_ms for step in steps)
         stats = [outcome.answer.stats for outcome in outcomes]

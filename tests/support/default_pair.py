@@ -86,19 +86,14 @@ def respond(
 
 
 def decoded_alone(target: LlamaTarget, prompt: Sequence[int], outcome: Outcome) -> list[int]:
-    """What `target` chooses when it decodes the rows of `outcome` in the same batches.
+    """What `target`, whose memory begins with the prompt, chooses in the batches of `outcome`.
 
     Checks on the way that every row before a choice holds the prompt and the answer so far:
     then the choices are the target's own greedy continuation in those batch shapes.
     """
-    known = [*prompt, *outcome.answer.tokens]
-    target.clear()
-    position = 0
-    for chunk in outcome.trace.chunks:
-        assert list(chunk) == known[position : position + len(chunk)]
-        target.decode(chunk, position, "none")
-        position += len(chunk)
-    assert position == len(prompt) - 1
+    known, position = [*prompt, *outcome.answer.tokens], len(prompt) - 1
+    assert [token for chunk in outcome.trace.chunks for token in chunk] == known[:position]
+    assert target.trim(position)
     chosen: list[int] = []
     for step in outcome.trace.steps:
         assert (step.position, step.first_row) == (position, 0)

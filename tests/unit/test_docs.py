@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "dspine"
 WALK = ROOT / "docs" / "how-it-works.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-NOT_SETTINGS = {"DSPINE_DEBUG"}
+NOT_SETTINGS = {"DSPINE_DEBUG", "DSPINE_KERNELS"}
 
 
 def resolve(path: str) -> Path:

@@ -10,7 +10,7 @@ from dspine.engine.load import does_not_pay, load, make_policy
 from dspine.engine.measure import Conditions, needs_flash
 from dspine.engine.width import FixedWidth, MeasuredWidth, WidthChoice, WidthPlan
 from dspine.errors import UsageError
-from dspine.processor import physical_cores
+from dspine.machine import physical_cores
 
 CHOICE = WidthChoice(4, 2.0, 20.0, 100.0, 1.3)
 PLAN = WidthPlan(False, {1: 13.0, 16: 60.0}, CHOICE, CHOICE)

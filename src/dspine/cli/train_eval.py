@@ -11,7 +11,7 @@ import click
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json
 from dspine.default_pair import default_target
-from dspine.processor import physical_cores
+from dspine.machine import physical_cores
 
 if TYPE_CHECKING:
     from dspine.train.evaluate import AcceptanceReport, Evaluation

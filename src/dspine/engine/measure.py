@@ -15,8 +15,7 @@ from dspine.errors import UsageError
 from dspine.files.drafter_file import DrafterFile
 from dspine.llama.context import Context
 from dspine.llama.model import Model
-from dspine.machine import cpu_model
-from dspine.processor import usable_cores
+from dspine.machine import cpu_model, usable_cores
 
 
 @dataclass(frozen=True, slots=True)

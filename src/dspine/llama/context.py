@@ -25,8 +25,8 @@ from dspine.llama.taps import (
     check_taps,
     float_view,
 )
-from dspine.processor import physical_cores
-from dspine.processor import usable_cores as usable_cores
+from dspine.machine import physical_cores
+from dspine.machine import usable_cores as usable_cores
 
 _NO_SLOT, _ABORTED = 1, 2
 

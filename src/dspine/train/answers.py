@@ -16,7 +16,7 @@ import torch
 
 from dspine.errors import TrainingError, UsageError
 from dspine.llama.model import Model, load_safely
-from dspine.processor import physical_cores
+from dspine.machine import physical_cores
 from dspine.train.generation import Generator, Job, common_prefix
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import Prompt, PromptEncoder, read_prompts

@@ -22,7 +22,7 @@ from dspine.files.schema import default_taps
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 from dspine.llama.model import Model, load_safely
-from dspine.processor import physical_cores
+from dspine.machine import physical_cores
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import text_records
 from dspine.train.records import Record, is_held_out, read_records, read_sources

@@ -26,7 +26,7 @@ from dspine.files.checkpoint import read_checkpoint
 from dspine.files.dtypes import to_float32
 from dspine.files.run_folder import Best, list_checkpoints, read_best
 from dspine.files.schema import DrafterConfig, TrainingRecord
-from dspine.processor import physical_cores
+from dspine.machine import physical_cores
 from dspine.train import checkpoints
 from dspine.train.batches import Sampler, ShardPool, StepBatch, make_batch
 from dspine.train.evaluate import Evaluation, evaluate_shards
