@@ -65,8 +65,8 @@ class Rig:
     def speculate(self, name: str, prompt: str, max_tokens: int) -> Outcome:
         return respond(self.engines[name], self.target, prompt, max_tokens=max_tokens)
 
-    def decode_plainly(self, prompt: str) -> Outcome:
-        return respond(self.plain, self.alone, prompt, max_tokens=TOKENS)
+    def decode_plainly(self, prompt: str, max_tokens: int = TOKENS) -> Outcome:
+        return respond(self.plain, self.alone, prompt, max_tokens=max_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +254,20 @@ def shown(rig: Rig, token: int | None) -> str:
         return "has ended"
     piece = rig.engines["auto"].tokenizer.piece(token, special=True)
     return repr(piece.decode(errors="replace"))
+
+
+def test_a_prompt_beyond_the_window_of_the_drafter_is_drafted_for(
+    rig: Rig, default_drafter: Path
+) -> None:
+    window = read_drafter(default_drafter).config.context_window
+    assert window is not None and window < 900
+    prompt = "\n\n".join(item.prompt for item in held_out("mt-bench"))
+    while len(rig.plain.encode(prompt)) > window + 100:
+        prompt = prompt[: int(0.95 * len(prompt))]
+    assert len(rig.plain.encode(prompt)) > window
+    way = Way("dspine", 1, 24)
+    row = compare(rig, way, "long", prompt, rig.decode_plainly(prompt, way.tokens))
+    check_widths(row.outcome, way)
 
 
 def test_the_times_of_a_step_add_up_to_those_of_a_clock_outside(rig: Rig) -> None:
