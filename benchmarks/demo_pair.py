@@ -9,11 +9,13 @@ all of them. Speeds are of decoding only, prefill apart. Run it on an idle machi
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +25,7 @@ import dspine
 from dspine.default_pair import choose_pair
 from dspine.engine.engine import Engine
 from dspine.engine.stats import Stats
+from dspine.llama.library import find_library
 
 
 @dataclass(slots=True)
@@ -81,6 +84,8 @@ class Tally:
         }
 
 
+WORKER = "--llama-cpp-python-worker"
+
 Runner = Callable[[list[int], int, Tally], tuple[int, ...]]
 
 
@@ -93,7 +98,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model, drafter = choose_pair(arguments.model, arguments.model_draft)
     with ExitStack() as stack:
-        runners: dict[str, Runner] = {"llama-cpp-python": _llama_cpp_python(str(model))}
+        runners = {"llama-cpp-python": _llama_cpp_python(str(model), stack)}
         plans: dict[str, Any] = {}
 
         def add(name: str, **options: Any) -> Engine:
@@ -114,6 +119,7 @@ def main() -> None:
         tallies = _measure(runners, tokenise, arguments.count, arguments.predict)
     _report(tallies)
     document = {
+        "kernels": find_library().kernels.text,
         "prompts": arguments.count,
         "predict": arguments.predict,
         "temperature": 0,
@@ -160,27 +166,47 @@ def _engine(engine: Engine, *, plain: bool) -> Runner:
     return run
 
 
-def _llama_cpp_python(model: str) -> Runner:
-    """`llama_cpp.Llama` with its own defaults, but for a context that holds the prompts."""
+def _llama_cpp_python(model: str, stack: ExitStack) -> Runner:
+    """`llama_cpp.Llama` in a process of its own, which no kernels of dspine can reach."""
+    worker = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), WORKER, model],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    )
+    stack.callback(worker.terminate)
+    requests, replies = worker.stdin, worker.stdout
+    assert requests is not None and replies is not None
+
+    def run(tokens: list[int], predict: int, tally: Tally) -> tuple[int, ...]:
+        print(json.dumps({"tokens": tokens, "predict": predict}), file=requests, flush=True)
+        reply = json.loads(replies.readline())
+        tally.add_foreign(max(0, len(reply["tokens"]) - 1), reply["seconds"])
+        return tuple(reply["tokens"])
+
+    return run
+
+
+def _work(model: str) -> None:
+    """The worker: `llama_cpp.Llama` with its defaults, but for a context that holds the prompts."""
     from llama_cpp import Llama
 
     llama = Llama(model, n_ctx=2048, verbose=False)
     end = llama.token_eos()
-
-    def run(tokens: list[int], predict: int, tally: Tally) -> tuple[int, ...]:
+    for line in sys.stdin:
+        request = json.loads(line)
         answer: list[int] = []
         started = last = perf_counter()
-        for token in llama.generate(tokens, temp=0.0, reset=True):
+        for token in llama.generate(request["tokens"], temp=0.0, reset=True):
             last = perf_counter()
             if not answer:
                 started = last  # the first token comes with the prompt
             answer.append(token)
-            if token == end or len(answer) == predict:
+            if token == end or len(answer) == request["predict"]:
                 break
-        tally.add_foreign(max(0, len(answer) - 1), last - started)
-        return tuple(answer)
-
-    return run
+        print(json.dumps({"tokens": answer, "seconds": last - started}), flush=True)
 
 
 def _sum(parts: list[Tally]) -> Tally:
@@ -227,4 +253,7 @@ def _summary(tallies: dict[str, dict[str, Tally]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [WORKER]:
+        _work(sys.argv[2])
+    else:
+        main()
