@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,23 @@ def _shared_environment(cache_folder: Path) -> Iterator[None]:
 def _own_environment(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
     """Whatever the test before left behind."""
     _clean(monkeypatch, cache_folder)
+
+
+@pytest.fixture(scope="session")
+def users_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For child processes that run as a user's do: with the CPU kernels, where this machine has
+    them. The tests' own process, whose cache has none, computes with ggml's.
+    """
+    folder = tmp_path_factory.mktemp("users-cache")
+    # Compiling takes a while, and the name of the result holds the sources' hash.
+    built = Path.home() / ".cache" / "dspine" / "kernels"
+    built.mkdir(parents=True, exist_ok=True)
+    (folder / "kernels").symlink_to(built)
+    environment = {**os.environ, "DSPINE_CACHE_DIR": str(folder)}
+    subprocess.run(
+        [sys.executable, "-m", "dspine.kernels"], env=environment, check=True, capture_output=True
+    )
+    return folder
 
 
 @pytest.fixture(scope="session")
