@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,7 +186,7 @@ def test_an_interrupt_in_the_middle_of_a_step_keeps_text_and_memory(
             calls[0] += 1
             if calls[0] == 3:
                 # Rows are decoded, nothing is settled yet: what Ctrl-C meets most often.
-                signal.raise_signal(signal.SIGINT)
+                raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
             patch.setattr(Context, "decode", interrupted)
