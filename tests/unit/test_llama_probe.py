@@ -12,7 +12,8 @@ import pytest
 from dspine.errors import LibraryError
 from dspine.llama import probe as probe_module
 from dspine.llama.library import Library
-from dspine.llama.probe import CURE, ProbeResult, cache_folder, probe
+from dspine.llama.probe import CURE, ProbeResult, probe
+from dspine.machine import cache_folder
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 WORKS = "pass"

@@ -32,8 +32,7 @@ from dspine.files.pairing import check_pair, describe_target
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import Model, check_file, load_safely
-from dspine.llama.probe import cache_folder
-from dspine.machine import physical_cores
+from dspine.machine import cache_folder, physical_cores
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
 
 DEFAULT_CONTEXT = 4096

@@ -22,8 +22,7 @@ from pathlib import Path
 from dspine.errors import DspineError, LibraryError
 from dspine.llama.header import read_header
 from dspine.llama.library import Library
-from dspine.machine import cache_folder as cache_folder
-from dspine.machine import cpu_model as cpu_model
+from dspine.machine import cache_folder, cpu_model
 
 CURE = (
     "CMAKE_ARGS=\"-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'\" pip install --force-reinstall "
