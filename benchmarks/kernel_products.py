@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 
+import common
 import numpy as np
 
 from dspine.ggml import Backend, Graph, HostTensor, Tensor, WeightStore, kernels
@@ -95,6 +96,7 @@ def main() -> None:
                 line += f"{pair[0]:9.3f}{pair[1]:8.3f} {pair[0] / pair[1]:5.2f}x"
             print(f"{name:8}{line}")
     result = {"inputs": args.inputs, "outputs": args.outputs, "kernels": status.text, "ms": found}
+    common.save("kernel_products", result)
     print(json.dumps(result))
 
 
