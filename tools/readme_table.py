@@ -14,7 +14,7 @@ RESULT = ROOT / "benchmarks" / "results" / "demo_pair.json"
 BEGIN, END = "<!-- demo-pair -->", "<!-- /demo-pair -->"
 TASKS = {"gsm8k": "maths", "humaneval": "code", "mt-bench": "prose", "all": "all"}
 NAMES = {
-    "llama-cpp-python": "`llama_cpp.Llama`, its defaults",
+    "llama-cpp-python": "`llama_cpp.Llama`, its defaults (half of the cores)",
     "plain": "dspine, plain",
     "ngram": "dspine, n-gram alone",
     "dspine": "dspine, DSpine alone",
