@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dspine.engine.choose import GreedyChooser
 from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, Prefill, Step
 from dspine.engine.loop import Run, generate
@@ -46,7 +47,7 @@ def make_run(
     emitter = Emitter(
         lambda token: pieces[token], lambda token: token == end, max_tokens=max_tokens, stop=stop
     )
-    return Run(target, TokenSequence(prompt), emitter, trace=Trace())
+    return Run(target, TokenSequence(prompt), emitter, GreedyChooser(target), trace=Trace())
 
 
 def run_plain(run: Run) -> Outcome:

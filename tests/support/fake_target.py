@@ -58,6 +58,9 @@ class FakeTarget:
         self._first, self._count = position, len(tokens)
         self._has_logits = logits == "all"
 
+    def wait(self) -> None:
+        assert self._has_logits, "rows without logits"
+
     def argmax(self, row: int) -> int:
         assert self._has_logits and 0 <= row < self._count, f"no logits in row {row}"
         self.rows_asked.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +14,38 @@ Features = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """How to pick among the candidates of a slot other than by the best score.
+
+    The pick is the arg-max of scores / `temperature` + `noise`, which is a draw from the softmax
+    of scores / `temperature` where the noise is Gumbel noise. `noise(ids)` gives that of
+    candidates `ids` (slots, K), the first row for the first token after the anchor.
+    """
+
+    temperature: float
+    noise: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float64]]
+    with_distributions: bool
+    """Whether the distributions are wanted that the drafts were drawn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A draft and what it was drawn from: `probabilities` (K,) of `candidates` (K,)."""
+
+    token: int
+    candidates: npt.NDArray[np.int32]
+    probabilities: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """The chain a drafter chose for one block: at most width - 1 tokens, slot 1 first."""
 
     tokens: tuple[int, ...]
     scores: tuple[float, ...] = ()
     """Softmax probability of each chosen token within its row of the transition table."""
+    drawn: tuple[Drawn, ...] = ()
+    """For each token, if it was asked for."""
 
 
 class Drafter(Protocol):

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 
 from dspine.drafters.base import Drafter
 from dspine.engine.calibrate import Calibration
+from dspine.engine.choose import GreedyChooser
 from dspine.engine.compare import Answer, Comparison, explain
 from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, FinishReason, Step
@@ -190,6 +191,7 @@ class Engine:
             Emitter(
                 parts.tokenizer.piece, parts.tokenizer.is_end, max_tokens=max_tokens, stop=stop
             ),
+            GreedyChooser(parts.target),
             cancel=cancel or threading.Event(),
             trace=trace,
         )

@@ -29,6 +29,9 @@ class LlamaTarget:
         self._batch.add_tokens(tokens, position, self._sequence, logits)
         self.context.decode(self._batch)
 
+    def wait(self) -> None:
+        self.context.wait()
+
     def argmax(self, row: int) -> int:
         return self.context.argmax(row)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
+from dspine.engine.choose import Chooser
 from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, FinishReason, Prefill, Step
 from dspine.engine.sequence import TokenSequence
@@ -24,6 +25,7 @@ class Run:
     target: Target
     sequence: TokenSequence
     emitter: Emitter
+    chooser: Chooser
     cancel: threading.Event = field(default_factory=threading.Event)
     recorder: StatsRecorder = field(default_factory=StatsRecorder)
     trace: Trace | None = None
@@ -79,10 +81,11 @@ def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
     text so far stays and the memory matches it. Raises CapacityError for a prompt that does
     not fit.
     """
-    sequence, recorder, emitter = run.sequence, run.recorder, run.emitter
+    sequence, recorder, emitter, chooser = run.sequence, run.recorder, run.emitter, run.chooser
     reason: FinishReason | None = None
     pending: Step | None = None
-    length, mark, began = len(sequence.tokens), emitter.mark(), False
+    length, began = len(sequence.tokens), False
+    mark, choices = emitter.mark(), chooser.mark()
     started = perf_counter()
     try:
         prompt_tokens = _prefill(run, stepper)
@@ -95,7 +98,8 @@ def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
             if run.cancel.is_set():
                 reason = "cancelled"
                 break
-            length, mark, began = len(sequence.tokens), emitter.mark(), True
+            length, mark, choices = len(sequence.tokens), emitter.mark(), chooser.mark()
+            began = True
             result = stepper.step()
             reason = result.reason
             if reason is None and run.target.n_ctx <= sequence.anchor_position:
@@ -136,6 +140,7 @@ def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
         if began:
             sequence.truncate(length)
             emitter.restore(mark)
+            chooser.restore(choices)
             stepper.undo()
         if pending is not None:
             yield pending

@@ -31,9 +31,9 @@ class PlainStepper:
         anchor, position = sequence.anchor, sequence.anchor_position
         started = perf_counter()
         run.target.decode((anchor,), position, "all")
-        choice = run.target.argmax(0)
+        run.target.wait()
         verify_ms = (perf_counter() - started) * 1000.0
-        verdict = accept_rows((), lambda _row: choice, run.emitter)
+        verdict = accept_rows((), run.chooser, run.emitter)
         sequence.extend(verdict.tokens)
         if run.trace is not None:
             run.trace.steps.append(DecodeRecord(position, (anchor,), position + 1, 0, 1))

@@ -6,25 +6,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dspine.drafters.base import Draw, Drawn
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Drafts for the slots after the anchor, each with the chance its proposer gives it.
 
-    A score is the probability that the draft is right, given that all before it are.
+    A score is the probability that the draft is right, given that all before it are. Scores must
+    not depend on what was drawn: a cut that prefers some draws would change the distribution
+    of the text.
     """
 
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
     proposer: str
+    drawn: tuple[Drawn, ...] = ()
+    """For each draft what it was drawn from; empty where nothing was drawn."""
 
     def first(self, count: int) -> Proposal:
-        """The proposal cut to its first `count` drafts."""
+        """The proposal cut to its first `count` drafts.
+
+        Of the drawn ones the next one stays: that it was drawn must not be forgotten, and the
+        row after the last draft can judge it.
+        """
         if count >= len(self.tokens):
             return self
-        if count <= 0:
-            return NOTHING
-        return Proposal(self.tokens[:count], self.scores[:count], self.proposer)
+        return Proposal(
+            self.tokens[:count],
+            self.scores[:count],
+            self.proposer if count else "none",
+            self.drawn[: count + 1],
+        )
 
 
 NOTHING = Proposal((), (), "none")
@@ -38,6 +51,8 @@ class Ask:
     anchor: int
     position: int
     limit: int
+    draw: Draw | None = None
+    """How to pick among candidates; None: the best ones."""
 
 
 @dataclass(frozen=True, slots=True)

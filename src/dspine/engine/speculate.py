@@ -52,9 +52,11 @@ class SpeculativeStepper:
         proposal = NOTHING
         limit = run.room - 1 - (position - self._rollback.held)
         if limit > 0:
-            proposal = self._proposer.propose(Ask(anchor, position, limit))
+            ask = Ask(anchor, position, limit, run.chooser.draw())
+            proposal = self._proposer.propose(ask)
             if proposal.tokens:
                 proposal = proposal.first(self._policy.keep(proposal.proposer, proposal.scores))
+                proposal = proposal.first(run.chooser.allowed(proposal.tokens))
         drafts = proposal.tokens
         drafted_at = perf_counter()
 
@@ -66,13 +68,11 @@ class SpeculativeStepper:
         if drafts:
             self._rollback.before_verify()
         run.target.decode(feed, held, "all")
-        choice = run.target.argmax(first_row)
+        run.target.wait()
         verified_at = perf_counter()
 
         verdict = accept_rows(
-            drafts,
-            lambda row: run.target.argmax(first_row + row) if row else choice,
-            run.emitter,
+            drafts, run.chooser, run.emitter, first_row=first_row, drawn=proposal.drawn
         )
         kept = len(verdict.tokens)
         sequence.extend(verdict.tokens)

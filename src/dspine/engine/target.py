@@ -31,6 +31,9 @@ class Target(Protocol):
     def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
         """Decode `tokens` at `position`, `position + 1`, ...; it must be the memory's end."""
 
+    def wait(self) -> None:
+        """Return once the rows of the last decode are there."""
+
     def argmax(self, row: int) -> int:
         """Most likely token after row `row` of the last decode (lowest id on a tie)."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dspine.drafters.base import Drawn
+from dspine.engine.choose import Chooser
 from dspine.engine.emit import Emitter
 from dspine.engine.events import FinishReason
 
@@ -18,20 +20,28 @@ class Verdict:
     reason: FinishReason | None
 
 
-def accept_rows(drafts: Sequence[int], choose: Callable[[int], int], emitter: Emitter) -> Verdict:
-    """Take the target's choice of row 0, 1, ... as long as it confirms the draft after it.
+def accept_rows(
+    drafts: Sequence[int],
+    chooser: Chooser,
+    emitter: Emitter,
+    *,
+    first_row: int = 0,
+    drawn: Sequence[Drawn] = (),
+) -> Verdict:
+    """Take the chooser's tokens row by row as long as they confirm the draft after them.
 
-    Row i is the target's answer after the anchor and i accepted drafts. `choose(i)` picks the
-    token there (arg-max, or the request's sampler) and is asked for no row beyond the first
-    mismatch. An end token, a stop string or `max_tokens` ends the step at once, so that no
-    later draft is emitted or kept.
+    Row `first_row` + i is the target's answer after the anchor and i accepted drafts. No row
+    beyond the first mismatch is looked at. An end token, a stop string or `max_tokens` ends the
+    step at once, so that no later draft is emitted or kept. `drawn` are the drafts that were
+    drawn; it may have one more than `drafts`, the next one, which the bonus row then judges.
     """
     tokens: list[int] = []
     row = 0
     while True:
-        token = choose(row)
+        token = chooser.choose(first_row + row, drawn[row] if row < len(drawn) else None)
         tokens.append(token)
         reason = emitter.push(token)
+        chooser.accept(token)
         matches = row < len(drafts) and drafts[row] == token
         row += matches
         if reason is not None or not matches:

@@ -171,6 +171,10 @@ class Context:
             raise self._decode_error(code, size, mark)
         self._wanted = batch.wanted()
 
+    def wait(self) -> None:
+        """Return once the results of the last decode are there (devices may still compute)."""
+        self._native.synchronize(self._pointer())
+
     def logits(self, row: int) -> Rows:
         """float32 view (vocab,) on the logits of batch row `row`, valid until the next decode."""
         address = self._native.logits_row(self._pointer(), self._output_row(row))

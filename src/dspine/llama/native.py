@@ -82,6 +82,7 @@ class Native:
 
     api: Any
     decode: Callable[..., int]
+    synchronize: Callable[[int], None]
     logits_row: Callable[[int, int], int | None]
     hidden_row: Callable[[int, int], int | None]
     set_tap: Callable[[int, int, bool], None] | None
@@ -117,6 +118,7 @@ def bind(api: Any, folder: Path) -> Native:
     return Native(
         api=api,
         decode=_function(lib, "llama_decode", [pointer, api.llama_batch], number),
+        synchronize=_function(lib, "llama_synchronize", [pointer], None),
         logits_row=_function(lib, "llama_get_logits_ith", [pointer, number], pointer),
         hidden_row=_function(lib, "llama_get_embeddings_ith", [pointer, number], pointer),
         set_tap=_function(lib, SET_TAP, [pointer, ctypes.c_uint32, ctypes.c_bool], None)
