@@ -154,19 +154,35 @@ def test_the_ring_forgives_a_short_rollback(ring: TinyPair, windowed: DSpineDraf
     same(hidden(windowed), fresh(ring, features))
 
 
-def test_a_rollback_beyond_the_ring_drops_to_zero_and_can_be_refilled(
+def test_a_rollback_beyond_the_ring_is_noticed_and_can_be_refilled(
     ring: TinyPair, windowed: DSpineDrafter
 ) -> None:
     features = ring.features(400)
     windowed.add_context(0, 0, features)
     # The ring holds 240 ... 399; a block at 258 would also see 239.
     windowed.truncate(0, 258)
-    assert windowed.covered(0) == 0
+    assert (windowed.first_held(0), windowed.covered(0)) == (240, 258)
+    with pytest.raises(UsageError, match="sees context from 239 on"):
+        windowed.draft(0, ANCHOR, 4)
     first = windowed.first_visible(258)
     assert first == 239
     windowed.add_context(0, first, features[first:258])
-    assert windowed.covered(0) == 258
+    assert (windowed.first_held(0), windowed.covered(0)) == (239, 258)
     same(hidden(windowed), fresh(ring, features[:258]))
+
+
+def test_after_a_rollback_the_rows_that_are_left_serve_a_later_anchor(
+    ring: TinyPair, windowed: DSpineDrafter
+) -> None:
+    features = ring.features(400)
+    windowed.add_context(0, 0, features)
+    windowed.truncate(0, 245)
+    windowed.add_context(0, 245, features[245:260])
+    assert (windowed.first_held(0), windowed.covered(0)) == (240, 260)
+    assert windowed.first_visible(260) == 241
+    same(hidden(windowed), fresh(ring, features[:260]))
+    windowed.truncate(0, 240)
+    assert (windowed.first_held(0), windowed.covered(0)) == (0, 0)
 
 
 def test_rows_before_the_window_may_be_left_out(ring: TinyPair, windowed: DSpineDrafter) -> None:
@@ -197,7 +213,7 @@ def test_any_order_of_steps_equals_a_fresh_drafter(
             windowed.truncate(0, keep)
             covered = windowed.covered(0)
             assert covered in (0, keep)
-            if covered < keep:
+            if covered < keep or windowed.first_held(0) > windowed.first_visible(keep):
                 first = windowed.first_visible(keep)
                 windowed.add_context(0, first, features[first:])
         else:

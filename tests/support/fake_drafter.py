@@ -31,6 +31,12 @@ class FakeDrafter:
     def covered(self, seq: int) -> int:
         return max(self.context, default=-1) + 1
 
+    def first_held(self, seq: int) -> int:
+        place = self.covered(seq)
+        while place - 1 in self.context:
+            place -= 1
+        return place
+
     def add_context(self, seq: int, position: int, features: Features) -> None:
         assert position <= self.covered(seq) or self.window is not None, "a gap in the context"
         assert features.dtype == np.float32 and features.shape[1] == 2

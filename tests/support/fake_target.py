@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.base import Features
-from dspine.engine.target import LogitRows
+from dspine.engine.target import LogitRows, Snapshot
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -97,6 +98,17 @@ class FakeTarget:
         assert self.memory[: len(self._saved)] == self._saved
         self.memory = list(self._saved)
         return len(self.memory)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            len(self.memory), json.dumps(self.memory).encode() if self.recurrent else b""
+        )
+
+    def put_back(self, snapshot: Snapshot) -> int:
+        kept = self.memory[: snapshot.position]
+        assert json.loads(snapshot.data) == kept, "a state of another text"
+        self.memory = kept
+        return len(kept)
 
     def length(self) -> int:
         return len(self.memory)

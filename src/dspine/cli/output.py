@@ -20,6 +20,11 @@ def speed_line(stats: Stats) -> str:
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"prompt {stats.prompt_tokens} at {stats.prompt_tokens_per_second:.0f} tokens/s",
     ]
+    if stats.cached_tokens:
+        parts[-1] = (
+            f"prompt {stats.prompt_tokens - stats.cached_tokens} new at "
+            f"{stats.prompt_tokens_per_second:.0f} tokens/s, {stats.cached_tokens} from memory"
+        )
     if stats.drafted:
         parts.append(
             f"acceptance length {stats.acceptance_length:.2f} "

@@ -61,6 +61,9 @@ class Drafter(Protocol):
     def covered(self, seq: int) -> int:
         """Context positions [.., covered) are present; the next anchor must sit there."""
 
+    def first_held(self, seq: int) -> int:
+        """First context position that is present; equals `covered(seq)` when none is."""
+
     def add_context(self, seq: int, position: int, features: Features) -> None:
         """Turn confirmed rows at `position`, `position + 1`, ... into context K/V.
 

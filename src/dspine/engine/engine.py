@@ -14,6 +14,7 @@ from dspine.engine.choose import GreedyChooser
 from dspine.engine.compare import Answer, Comparison, explain
 from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, FinishReason, Step
+from dspine.engine.held import HeldContext, HeldFacts
 from dspine.engine.loop import Run, Stepper, generate
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.plain import PlainStepper
@@ -91,6 +92,7 @@ class Engine:
             CheckpointRollback(parts.target) if parts.is_recurrent else TrimRollback(parts.target)
         )
         self._proposer = _make_proposer(parts)
+        self._held = HeldContext(parts.target, self._proposer, is_recurrent=parts.is_recurrent)
 
     @classmethod
     def load(
@@ -144,6 +146,11 @@ class Engine:
         return self._parts.disabled_reason or self._proposer.disabled_reason
 
     @property
+    def held(self) -> HeldFacts:
+        """What the memory holds for the next prompt to begin with."""
+        return self._held.facts
+
+    @property
     def tokenizer(self) -> EngineTokenizer:
         """The target's tokenizer."""
         return self._parts.tokenizer
@@ -170,13 +177,16 @@ class Engine:
         variables: Mapping[str, Any] | None = None,
         cancel: threading.Event | None = None,
         trace: Trace | None = None,
+        cache_prompt: bool = True,
     ) -> Iterator[Event]:
         """Events of one answer: Prefill, Steps, Finish.
 
         `max_tokens` None means until the answer ends or the context is full. `plain` decodes
         without drafts. `variables` reach the chat template. Setting `cancel`, or Ctrl-C while a
         step runs, ends with Finish("cancelled"). `trace` collects what was decoded together.
-        The prompt is checked at once, before the first event is asked for.
+        `cache_prompt`: what the memory holds of this prompt from the answer before is not
+        decoded again (with a `trace` everything is). The prompt is checked at once, before the
+        first event is asked for.
         """
         tokens = self.encode(prompt, raw=raw, variables=variables)
         parts = self._parts
@@ -194,6 +204,7 @@ class Engine:
             GreedyChooser(parts.target),
             cancel=cancel or threading.Event(),
             trace=trace,
+            reuse=cache_prompt and trace is None,
         )
         return self._exclusive(run, self._stepper(run, plain))
 
@@ -237,6 +248,7 @@ class Engine:
             answers.append((answer, trace))
         divergence = None
         if all(answer.reason != "cancelled" for answer, _ in answers):
+            self._held.forget()  # the explanation decodes on its own
             divergence = explain(self._parts.target, self._rollback, answers[0], answers[1])
         return Comparison(answers[0][0], answers[1][0], divergence)
 
@@ -271,12 +283,21 @@ class Engine:
                 "another answer of this engine is still running: read it to its end or close() it"
             )
         self._busy = True
+        settled = False
         try:
-            for event in generate(run, stepper):
+            for event in generate(run, stepper, self._held):
                 yield event
                 self._check_open()
+            settled = True
+        except GeneratorExit:
+            settled = not self._closed  # the caller has enough; between two steps all is settled
+            raise
         finally:
             self._busy = False
+            if settled:
+                self._held.end(run.sequence.tokens)
+            else:
+                self._held.forget()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,10 +13,19 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The prompt was decoded: `tokens` of it in `ms`, the drafter's context included."""
+    """The prompt is in memory: `tokens` of it, of which the first `reused` were there already.
+
+    `ms` is the time of decoding the rest, the drafter's context included.
+    """
 
     tokens: int
     ms: float
+    reused: int = 0
+
+    @property
+    def decoded(self) -> int:
+        """Tokens decoded for it; the last one is the anchor and belongs to the first step."""
+        return self.tokens - self.reused - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,15 @@ class FeatureFeed:
         self._first = 0
         self._count = 0
 
-    def begin(self) -> None:
-        """A new sequence: the drafter forgets the old one."""
-        self._first = self._count = 0
-        self._drafter.truncate(self._seq, 0)
+    @property
+    def held(self) -> tuple[int, int]:
+        """[first, end) of the positions whose features are there, waiting or handed over."""
+        first, end = self._drafter.first_held(self._seq), self._drafter.covered(self._seq)
+        if not self._count:
+            return first, end
+        if first == end or self._first > end:
+            first = self._first
+        return first, self._first + self._count
 
     def take(self, position: int, row: int, count: int) -> None:
         """Keep rows `row` ... `row + count - 1` of the last decode; they sit at `position` ... ."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.base import Features
-from dspine.engine.target import LogitRows
+from dspine.engine.target import LogitRows, Snapshot
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 
@@ -58,3 +58,9 @@ class LlamaTarget:
 
     def restore(self) -> int:
         return self.context.state.restore(self._sequence)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.length(), self.context.state.copy_out(self._sequence))
+
+    def put_back(self, snapshot: Snapshot) -> int:
+        return self.context.state.copy_in(self._sequence, snapshot.data, snapshot.position)

@@ -11,6 +11,7 @@ from typing import Protocol
 from dspine.engine.choose import Chooser
 from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, FinishReason, Prefill, Step
+from dspine.engine.held import HeldContext
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.stats import StatsRecorder
 from dspine.engine.target import Target
@@ -29,6 +30,8 @@ class Run:
     cancel: threading.Event = field(default_factory=threading.Event)
     recorder: StatsRecorder = field(default_factory=StatsRecorder)
     trace: Trace | None = None
+    reuse: bool = True
+    """Whether what the memory holds of the prompt may stay."""
 
     @property
     def room(self) -> int:
@@ -54,8 +57,11 @@ class StepResult:
 class Stepper(Protocol):
     """Plain or speculative decoding."""
 
-    def begin(self) -> None:
-        """A new generation starts with an empty memory."""
+    def usable(self, common: int) -> int:
+        """Of `common` positions in memory, how many need not be decoded again for this stepper."""
+
+    def begin(self, kept: int) -> None:
+        """A new generation starts with a memory that holds the first `kept` positions."""
 
     def saw_prompt(self, position: int, count: int) -> None:
         """The last decode was prompt rows at `position` ... `position + count - 1`."""
@@ -74,8 +80,11 @@ class Stepper(Protocol):
         """Why this stepper no longer drafts, if it should."""
 
 
-def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
+def generate(run: Run, stepper: Stepper, held: HeldContext | None = None) -> Iterator[Event]:
     """Events of one generation: Prefill, Steps, Finish.
+
+    `held` knows what the memory holds from before; the caller tells it when the answer is over.
+    Without it the memory is emptied first.
 
     Ctrl-C and `run.cancel` end it between steps; an interrupted step leaves no trace, so the
     text so far stays and the memory matches it. Raises CapacityError for a prompt that does
@@ -88,10 +97,10 @@ def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
     mark, choices = emitter.mark(), chooser.mark()
     started = perf_counter()
     try:
-        prompt_tokens = _prefill(run, stepper)
-        recorder.prompt_tokens = sequence.prompt_length
+        kept = _prefill(run, stepper, held or HeldContext(run.target))
+        recorder.prompt_tokens, recorder.cached_tokens = sequence.prompt_length, kept
         recorder.prefill_ms = (perf_counter() - started) * 1000.0
-        yield Prefill(prompt_tokens, recorder.prefill_ms)
+        yield Prefill(sequence.prompt_length, recorder.prefill_ms, kept)
         bookkeeping_ms = 0.0
         while reason is None:
             step_started = perf_counter()
@@ -150,27 +159,31 @@ def generate(run: Run, stepper: Stepper) -> Iterator[Event]:
     yield Finish(reason, recorder.snapshot())
 
 
-def _prefill(run: Run, stepper: Stepper) -> int:
-    """Decode the prompt up to its last token, which is the first anchor; count of its tokens."""
+def _prefill(run: Run, stepper: Stepper, held: HeldContext) -> int:
+    """Decode the prompt up to its last token, which is the first anchor, but for the positions
+    that are held already; how many those are.
+    """
     target, tokens = run.target, run.sequence.tokens
     if len(tokens) > target.n_ctx:
         raise CapacityError(
             f"the prompt has {len(tokens)} tokens, the context has {target.n_ctx}: shorten the "
             f"prompt or raise the context size (-c)"
         )
-    target.clear()
-    stepper.begin()
+    kept = position = held.begin(tokens, stepper.usable, reuse=run.reuse)
+    stepper.begin(kept)
     end = len(tokens) - 1
-    for position in range(0, end, target.n_batch):
+    while position < end:
         if run.cancel.is_set():
             raise _CancelledError
-        chunk = tokens[position : min(position + target.n_batch, end)]
+        chunk = tokens[position : held.pause(position, min(position + target.n_batch, end))]
         target.decode(chunk, position, "none")
         if run.trace is not None:
             run.trace.chunks.append(tuple(chunk))
         stepper.saw_prompt(position, len(chunk))
+        position += len(chunk)
+        held.reached(position)
     stepper.prompt_done()
-    return len(tokens)
+    return kept
 
 
 class _CancelledError(Exception):

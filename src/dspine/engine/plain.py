@@ -17,7 +17,10 @@ class PlainStepper:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def begin(self) -> None:
+    def usable(self, common: int) -> int:
+        return common
+
+    def begin(self, kept: int) -> None:
         """Nothing to prepare."""
 
     def saw_prompt(self, position: int, count: int) -> None:

@@ -79,8 +79,16 @@ class Proposer(Protocol):
     def disabled_reason(self) -> str | None:
         """Why it no longer drafts, if it should."""
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A new sequence whose last token is the first anchor."""
+    def usable(self, prompt: Sequence[int], common: int) -> int:
+        """Of the first `common` positions, which are in memory: how many may stay there.
+
+        The rest is decoded again so that `saw_prompt` shows it. Answers for a sequence that
+        was truncated to `common` and goes on with `prompt`.
+        """
+
+    def begin(self, prompt: Sequence[int], kept: int = 0) -> None:
+        """A sequence whose last token is the first anchor; its first `kept` positions are those
+        of the sequence before, and what is known of them stays."""
 
     def saw_prompt(self, position: int, count: int) -> None:
         """The target's last decode was prompt rows at `position` ... ."""

@@ -11,6 +11,7 @@ from dspine.engine.feed import FeatureFeed
 from dspine.engine.ngram import NgramIndex
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal, Proposer
+from dspine.engine.sequence import common_prefix
 from dspine.engine.target import Target
 from dspine.engine.width import WidthPolicy
 
@@ -35,7 +36,10 @@ class NoProposer:
     name = "none"
     disabled_reason: str | None = None
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def usable(self, _prompt: Sequence[int], common: int) -> int:
+        return common
+
+    def begin(self, prompt: Sequence[int], kept: int = 0) -> None:
         """Nothing to prepare."""
 
     def saw_prompt(self, position: int, count: int) -> None:
@@ -71,9 +75,13 @@ class NgramProposer:
         self._table = table
         self._min_probability = min_probability
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._index.truncate(0)
-        self._index.extend(prompt)
+    def usable(self, _prompt: Sequence[int], common: int) -> int:
+        return common
+
+    def begin(self, prompt: Sequence[int], _kept: int = 0) -> None:
+        known = common_prefix(self._index.tokens, prompt)
+        self._index.truncate(known)
+        self._index.extend(prompt[known:])
 
     def saw_prompt(self, position: int, count: int) -> None:
         """Features are of no use here."""
@@ -136,10 +144,21 @@ class DrafterProposer:
         self._failures = 0
         self._first_visible = 0
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def usable(self, prompt: Sequence[int], common: int) -> int:
+        """Positions that a block after the prompt sees must have features, or be decoded again."""
+        first = self._drafter.first_visible(len(prompt) - 1)
+        end = min(common, self._max_positions)
+        if first >= end or not self._on():
+            return common
+        held_from, held_to = self._feed.held
+        if first < held_from or first > held_to:
+            return first
+        return common if held_to >= end else held_to
+
+    def begin(self, prompt: Sequence[int], kept: int = 0) -> None:
         if self._on():
             self._first_visible = self._drafter.first_visible(len(prompt) - 1)
-            self._guarded(self._feed.begin)
+            self._guarded(lambda: self._feed.truncate(kept))
 
     def saw_prompt(self, position: int, count: int) -> None:
         first = max(position, self._first_visible)
@@ -210,9 +229,12 @@ class AutoProposer:
     def disabled_reason(self) -> str | None:
         return self._drafter.disabled_reason
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._ngram.begin(prompt)
-        self._drafter.begin(prompt)
+    def usable(self, prompt: Sequence[int], common: int) -> int:
+        return self._drafter.usable(prompt, common)
+
+    def begin(self, prompt: Sequence[int], kept: int = 0) -> None:
+        self._ngram.begin(prompt, kept)
+        self._drafter.begin(prompt, kept)
 
     def saw_prompt(self, position: int, count: int) -> None:
         self._drafter.saw_prompt(position, count)

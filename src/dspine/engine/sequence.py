@@ -7,6 +7,14 @@ from collections.abc import Iterable, Sequence
 from dspine.errors import UsageError
 
 
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens two sequences share."""
+    limit = min(len(one), len(other))
+    if list(one[:limit]) == list(other[:limit]):
+        return limit
+    return next(i for i in range(limit) if one[i] != other[i])
+
+
 class TokenSequence:
     """Prompt and emitted tokens. The newest one, the anchor, is not in the target's memory yet.
 

@@ -35,8 +35,11 @@ class SpeculativeStepper:
     def disabled_reason(self) -> str | None:
         return self._disabled_reason or self._proposer.disabled_reason
 
-    def begin(self) -> None:
-        self._proposer.begin(self._run.sequence.tokens)
+    def usable(self, common: int) -> int:
+        return self._proposer.usable(self._run.sequence.tokens, common)
+
+    def begin(self, kept: int) -> None:
+        self._proposer.begin(self._run.sequence.tokens, kept)
 
     def saw_prompt(self, position: int, count: int) -> None:
         self._proposer.saw_prompt(position, count)

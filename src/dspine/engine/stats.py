@@ -51,6 +51,8 @@ class Stats:
     """How often that draft was accepted."""
     disabled_reason: str | None = None
     """Why drafting is off although a drafter was asked for, else None."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were in memory from before and not decoded again."""
 
     @property
     def acceptance_length(self) -> float:
@@ -69,8 +71,9 @@ class Stats:
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Speed of the prompt."""
-        return self.prompt_tokens / self.prefill_ms * 1000.0 if self.prefill_ms > 0 else 0.0
+        """Speed of the prompt, tokens that were in memory from before not counted."""
+        new = self.prompt_tokens - self.cached_tokens
+        return new / self.prefill_ms * 1000.0 if self.prefill_ms > 0 else 0.0
 
     @property
     def slot_acceptance(self) -> tuple[float, ...]:
@@ -110,7 +113,7 @@ class StatsRecorder:
     """Collects one generation's counts step by step."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.cached_tokens = 0
         self.prefill_ms = 0.0
         self.wall_ms = 0.0
         self.disabled_reason: str | None = None
@@ -164,4 +167,5 @@ class StatsRecorder:
             drafted_at_slot=tuple(self._drafted_at),
             accepted_at_slot=tuple(self._accepted_at),
             disabled_reason=self.disabled_reason,
+            cached_tokens=self.cached_tokens,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,6 +12,22 @@ import numpy.typing as npt
 from dspine.drafters.base import Features
 
 LogitRows = Literal["all", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The part of a recurrent target's state that cannot be cut, after `position` positions.
+
+    It is of use as long as the memory still holds those positions.
+    """
+
+    position: int
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of host memory."""
+        return len(self.data)
 
 
 class Target(Protocol):
@@ -57,3 +74,9 @@ class Target(Protocol):
 
     def restore(self) -> int:
         """Return to the checkpoint; the length there."""
+
+    def snapshot(self) -> Snapshot:
+        """Copy of the recurrent state of this point, for `put_back` at any later time."""
+
+    def put_back(self, snapshot: Snapshot) -> int:
+        """Return to a snapshot's point, forgetting what came after it; the length there."""

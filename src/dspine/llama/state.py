@@ -95,18 +95,35 @@ class State:
         if position is not None and start < position:
             del self._positions[sequence]
 
+    def copy_out(self, sequence: int) -> bytes:
+        """The recurrent part of a sequence's state as bytes; empty where there is none."""
+        if not self._is_recurrent or not self._next(sequence):
+            return b""
+        return self._read(sequence, self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+
+    def copy_in(self, sequence: int, data: bytes, position: int) -> int:
+        """Return to where `copy_out` gave `data`: `position` positions, which the cache still
+        holds (it may hold more). Returns the next position.
+        """
+        self._check(sequence)
+        pointer = self._pointer()
+        self.forget_from(sequence, position)
+        if data:
+            flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+            self._write(sequence, data, flags)
+        memory = self._api.llama_get_memory(pointer)
+        if not self._api.llama_memory_seq_rm(memory, sequence, position, -1):
+            raise LibraryError(
+                f"sequence {sequence} cannot be cut back to {position} tokens although its "
+                f"state was restored"
+            )
+        return self._next(sequence)
+
     def save(self, sequence: int) -> bytes:
         """The whole sequence (cache and state) as bytes, for `load` on a like context."""
         if not self._next(sequence):
             raise UsageError(f"sequence {sequence} is empty: there is nothing to save")
-        pointer = self._pointer()
-        size = self._api.llama_state_seq_get_size_ext(pointer, sequence, 0)
-        buffer = (ctypes.c_uint8 * size)()
-        mark = capture.mark()
-        written = self._api.llama_state_seq_get_data_ext(pointer, buffer, size, sequence, 0)
-        if not written:
-            raise LibraryError(f"sequence {sequence} cannot be saved: {capture.reason(mark)}")
-        return bytes(memoryview(buffer)[:written])
+        return self._read(sequence, 0)
 
     def load(self, sequence: int, data: bytes) -> int:
         """Replace a sequence by saved bytes; returns its next position.
@@ -128,6 +145,26 @@ class State:
                 f"{len(data)} bytes of saved state do not fit this context: {capture.reason(mark)}"
             )
         return self._next(sequence)
+
+    def _read(self, sequence: int, flags: int) -> bytes:
+        pointer = self._pointer()
+        size = self._api.llama_state_seq_get_size_ext(pointer, sequence, flags)
+        buffer = (ctypes.c_uint8 * size)()
+        mark = capture.mark()
+        written = self._api.llama_state_seq_get_data_ext(pointer, buffer, size, sequence, flags)
+        if not written:
+            raise LibraryError(f"sequence {sequence} cannot be saved: {capture.reason(mark)}")
+        return bytes(memoryview(buffer)[:written])
+
+    def _write(self, sequence: int, data: bytes, flags: int) -> None:
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        mark = capture.mark()
+        if not self._api.llama_state_seq_set_data_ext(
+            self._pointer(), buffer, len(data), sequence, flags
+        ):
+            raise LibraryError(
+                f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}"
+            )
 
     def _next(self, sequence: int) -> int:
         self._check(sequence)

@@ -20,7 +20,8 @@ from dspine.ggml import Backend, Graph, Tensor, WeightStore
 CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128, 256)
 """Rows per context graph: exact for what a step adds, coarse for prompts."""
 _SLACK = 128
-"""Extra ring rows, so that a short rollback does not cost the whole window."""
+"""Extra ring rows at least, so that a short rollback does not cost the whole window; a quarter
+of the window where that is more, so that neither does an answer that is given again."""
 _ALIGN = 32
 """Row counts are multiples of this, which suits the vector kernels."""
 
@@ -28,7 +29,7 @@ _ALIGN = 32
 def ring_capacity(config: DrafterConfig, n_ctx: int) -> int:
     """Context rows a sequence needs: the largest window, or n_ctx when a layer sees everything."""
     window = config.context_window
-    rows = n_ctx if window is None else min(n_ctx, window - 1 + _SLACK)
+    rows = n_ctx if window is None else min(n_ctx, window - 1 + max(_SLACK, window // 4))
     return -(-rows // _ALIGN) * _ALIGN
 
 
@@ -100,12 +101,10 @@ class ContextCache:
         self.start = max(self.start, self.length - self.capacity)
 
     def truncate(self, length: int) -> None:
-        """Forget positions from `length` on, and everything when a block anchored there would
-        miss rows that the ring has already overwritten.
-        """
+        """Forget positions from `length` on."""
         if length >= self.length:
             return
-        if length <= self.start or self.start > self.config.first_visible(length):
+        if length <= self.start:
             self.start = self.length = 0
             self.row_position.fill(-1)
         else:

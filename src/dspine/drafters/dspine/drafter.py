@@ -29,9 +29,9 @@ _MAX_BLOCK_GRAPHS = 64
 class DSpineDrafter:
     """One drafter for every sequence. See dspine.drafters.base.Drafter for the contract.
 
-    `covered(seq)` falls to 0 when `truncate` goes back further than the ring can serve: the
-    caller then adds the rows from `first_visible(anchor)` on again. A cache is made at the
-    first use of a sequence number and kept until `close` or `forget`.
+    When `truncate` goes back further than the ring can serve, `first_held(seq)` lies above
+    `first_visible(anchor)`: the caller then adds the rows from there on again. A cache is made
+    at the first use of a sequence number and kept until `close` or `forget`.
     """
 
     name = "dspine"
@@ -133,6 +133,12 @@ class DSpineDrafter:
         cache = self._caches.get(seq)
         return 0 if cache is None else cache.length
 
+    def first_held(self, seq: int) -> int:
+        """First context position that is present; equals `covered(seq)` when none is."""
+        self._check_open()
+        cache = self._caches.get(seq)
+        return 0 if cache is None else cache.start
+
     def add_context(self, seq: int, position: int, features: Features) -> None:
         """Turn confirmed rows at `position`, `position + 1`, ... into context K/V.
 
@@ -166,7 +172,7 @@ class DSpineDrafter:
         return self._block_graph(seq, anchor, width).draft(anchor)
 
     def truncate(self, seq: int, length: int) -> None:
-        """Forget context positions from `length` on; see the class about `covered` after it."""
+        """Forget context positions from `length` on."""
         self._check_open()
         if length < 0:
             raise UsageError(f"length is {length}: it cannot be negative")
