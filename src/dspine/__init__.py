@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dspine.engine.events import Prefill as Prefill
     from dspine.engine.events import Step as Step
     from dspine.engine.load import load as load
+    from dspine.engine.session import Session as Session
     from dspine.engine.stats import ProposerStats as ProposerStats
     from dspine.engine.stats import Stats as Stats
     from dspine.errors import DspineError as DspineError
@@ -36,6 +37,7 @@ _HOMES = {
     "Prefill": "dspine.engine.events",
     "ProposerStats": "dspine.engine.stats",
     "Result": "dspine.engine.engine",
+    "Session": "dspine.engine.session",
     "Stats": "dspine.engine.stats",
     "Step": "dspine.engine.events",
     "load": "dspine.engine.load",
@@ -50,6 +52,7 @@ __all__ = [
     "Prefill",
     "ProposerStats",
     "Result",
+    "Session",
     "Stats",
     "Step",
     "__version__",

@@ -38,6 +38,8 @@ class FeatureFeed:
         features = self._target.features(row, count)
         if self._rows is None or self._rows.shape[1] != features.shape[1]:
             self._rows = np.empty((MAX_PENDING, features.shape[1]), np.float32)
+        if position != self._first + self._count:
+            self._count = 0  # no block sees what lies before a gap
         if self._count + count > MAX_PENDING:
             self.flush(position)
         if count > MAX_PENDING:

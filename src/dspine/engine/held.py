@@ -136,14 +136,11 @@ class HeldContext:
             return 0
         if target.length() == wanted:
             return wanted
-        if not self._is_recurrent:
-            if target.trim(wanted):
-                return wanted
-        else:
-            usable = [s for s in self._kept if s.position <= wanted]
-            if usable:
-                best = max(usable, key=lambda s: s.position)
-                return target.put_back(best)
+        if target.trim(wanted):
+            return wanted
+        usable = [s for s in self._kept if s.position <= wanted]
+        if usable:
+            return target.put_back(max(usable, key=lambda s: s.position))
         target.clear()
         return 0
 
