@@ -46,13 +46,17 @@ NOTHING = Proposal((), (), "none")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Drafts wanted after `anchor`, which sits at `position`: at most `limit`."""
+    """Drafts wanted after `anchor`, which sits at `position`: at most `limit`.
+
+    The decode repeats `extra` confirmed rows in front of the anchor.
+    """
 
     anchor: int
     position: int
     limit: int
     draw: Draw | None = None
     """How to pick among candidates; None: the best ones."""
+    extra: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
+
+from dspine.engine.costs import interpolate
+from dspine.engine.proposal import NOTHING, Ask, Proposal
 
 PAYS_FROM = 1.02
 """Expected speed-up below which drafting is not worth its noise."""
@@ -22,25 +24,6 @@ class WidthChoice:
     tokens_per_second: float
     speedup: float
     """Against plain decoding on the same machine."""
-
-
-def interpolate(table: Mapping[int, float], count: int) -> float:
-    """Milliseconds for `count` rows between (or beyond) measured counts, linearly."""
-    known = sorted(table)
-    if not known:
-        return 0.0
-    if count in table:
-        return table[count]
-    if len(known) == 1:
-        return table[known[0]] * count / known[0]
-    if count < known[0]:
-        return table[known[0]]
-    for low, high in pairwise(known):
-        if low < count < high:
-            return table[low] + (table[high] - table[low]) * (count - low) / (high - low)
-    low, high = known[-2], known[-1]
-    slope = max(0.0, (table[high] - table[low]) / (high - low))
-    return table[high] + slope * (count - high)
 
 
 def expected_tokens(curve: Sequence[float], width: int) -> float:
@@ -120,23 +103,46 @@ def plan_widths(
     return max(plans, key=speed)
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a step: `drafts` were verified, `confirmed` is what it emitted.
+
+    Times are milliseconds; a time of 0 is not known.
+    """
+
+    drafts: int
+    confirmed: tuple[int, ...]
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+
+
 class WidthPolicy(Protocol):
-    """Decides how far each proposer goes. One instance lives as long as the engine."""
+    """Decides who proposes and how far. One instance lives as long as the engine.
 
-    def drafts(self, proposer: str) -> int:
-        """Most drafts to ask of this proposer now; 0 leaves it out."""
+    A step is `ask`, then `choose`, then `observe`.
+    """
 
-    def keep(self, proposer: str, scores: Sequence[float]) -> int:
-        """How many drafts of a proposal with these scores to verify."""
+    def begin(self) -> None:
+        """A new request."""
 
-    def worth(self, proposer: str, scores: Sequence[float]) -> float:
-        """Expected tokens per millisecond of verifying the best part of such a proposal."""
+    def most(self, proposer: str) -> int:
+        """Most drafts that this proposer may be asked for, ever."""
 
-    def prospect(self, proposer: str) -> float:
-        """Expected tokens per millisecond of asking this proposer, before it drafts."""
+    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int) -> int:
+        """Drafts to ask of the drafter, 0 for none, given proposals that cost nothing.
 
-    def observe(self, proposer: str, drafted: int, accepted: int) -> None:
-        """What became of a proposal."""
+        `waiting` feature rows are still to be handed to the drafter.
+        """
+
+    def choose(self, drafted: Proposal) -> Proposal:
+        """What to verify: part of what `ask` saw, or of `drafted` (NOTHING if it did not ask)."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """How the step ended."""
+
+
+TRUSTED = 0.6
+"""Score of a free first draft from which a policy without measurements prefers it."""
 
 
 class FixedWidth:
@@ -144,65 +150,26 @@ class FixedWidth:
 
     def __init__(self, drafts: Mapping[str, int]) -> None:
         self._drafts = dict(drafts)
+        self._found = NOTHING
 
-    def drafts(self, proposer: str) -> int:
+    def begin(self) -> None:
+        """Every request is the same to it."""
+
+    def most(self, proposer: str) -> int:
         return self._drafts.get(proposer, 0)
 
-    def keep(self, proposer: str, scores: Sequence[float]) -> int:
-        return min(len(scores), self.drafts(proposer))
+    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int) -> int:  # noqa: ARG002
+        """A free proposal with a good score is taken; else the drafter is asked."""
+        self._found = max(free, key=_first_score, default=NOTHING)
+        return 0 if _first_score(self._found) >= TRUSTED else self.most("dspine")
 
-    def worth(self, proposer: str, scores: Sequence[float]) -> float:
-        """Any draft beats none."""
-        return float(self.keep(proposer, scores) > 0)
+    def choose(self, drafted: Proposal) -> Proposal:
+        chosen = drafted if drafted.tokens else self._found
+        return chosen.first(self.most("dspine" if drafted.tokens else "ngram"))
 
-    def prospect(self, proposer: str) -> float:
-        """Nothing is known in advance."""
-        return 0.0 if self.drafts(proposer) else -1.0
-
-    def observe(self, proposer: str, drafted: int, accepted: int) -> None:
-        """A fixed width learns nothing."""
+    def observe(self, outcome: Outcome) -> None:
+        """It learns nothing."""
 
 
-class MeasuredWidth(FixedWidth):
-    """Fixed widths on measured costs: a scored proposal is cut to what its scores earn.
-
-    For the proposers in `scored` a score is the chance that a draft is right; what is kept is
-    the prefix with the most expected tokens per millisecond. The others are verified in full.
-    """
-
-    def __init__(
-        self,
-        drafts: Mapping[str, int],
-        cost_ms: Mapping[int, float],
-        scored: frozenset[str],
-        prospects: Mapping[str, float],
-    ) -> None:
-        super().__init__(drafts)
-        most = max(drafts.values(), default=0) + 1
-        self._cost = [interpolate(cost_ms, count) for count in range(1, most + 1)]
-        self._scored = scored
-        self._prospects = dict(prospects)
-
-    def keep(self, proposer: str, scores: Sequence[float]) -> int:
-        return self._best(proposer, scores)[0]
-
-    def worth(self, proposer: str, scores: Sequence[float]) -> float:
-        return self._best(proposer, scores)[1]
-
-    def prospect(self, proposer: str) -> float:
-        return self._prospects.get(proposer, 1.0 / self._cost[0])
-
-    def _best(self, proposer: str, scores: Sequence[float]) -> tuple[int, float]:
-        limit = super().keep(proposer, scores)
-        plain = 1.0 / self._cost[0]
-        if proposer not in self._scored:
-            return limit, self.prospect(proposer) if limit else plain
-        best, best_rate = 0, plain
-        tokens, reached = 1.0, 1.0
-        for slot in range(limit):
-            reached *= scores[slot]
-            tokens += reached
-            rate = tokens / self._cost[slot + 1]
-            if rate > best_rate:
-                best, best_rate = slot + 1, rate
-        return best, best_rate
+def _first_score(proposal: Proposal) -> float:
+    return proposal.scores[0] if proposal.scores else 0.0

@@ -1,0 +1,125 @@
+"""How likely a draft is right: scores turned into chances, and corrected by what was confirmed.
+
+Two things are learned. A map from score to chance, slowly and over all requests of an engine. And
+a shift of that map for the text at hand, quickly: a filter over a few possible shifts, each of
+which may turn into any other at any time, so that a change of the text is followed in few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+BIN = 0.5
+"""Width of a score's bin in logits."""
+
+LOWEST, HIGHEST = -4.0, 8.0
+BINS = int((HIGHEST - LOWEST) / BIN) + 1
+
+SHIFTS = (-6.0, -3.5, -2.0, -1.1, -0.5, 0.0, 0.5, 1.1, 2.0)
+"""Shifts in logits that the filter tells apart: the first means that nothing is ever right."""
+
+PRIOR = (0.03, 0.05, 0.08, 0.14, 0.20, 0.22, 0.16, 0.08, 0.04)
+"""How likely each of them is for an unknown text."""
+
+CHANGE = 0.02
+"""Chance that the text changes between two outcomes."""
+
+CARRIED = 0.1
+"""Share of a request in what is usual for the next one."""
+
+MAP_WEIGHT = 20.0
+"""Outcomes that a bin's starting value is worth."""
+
+MAP_WINDOW = 400.0
+"""Outcomes of a bin after which older ones fade."""
+
+_FACTORS = tuple(exp(shift) for shift in SHIFTS)
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePrior:
+    """What a score means before anything was seen: logit(chance) = offset + slope logit(score)."""
+
+    offset: float = 0.0
+    slope: float = 1.0
+
+
+def score_bin(score: float) -> int:
+    """The bin of a score between 0 and 1."""
+    if score <= 0.0:
+        return 0
+    if score >= 1.0:
+        return BINS - 1
+    logit = log(score / (1.0 - score))
+    return round((min(max(logit, LOWEST), HIGHEST) - LOWEST) / BIN)
+
+
+class Reliability:
+    """Chances of one source of drafts, which may be of several kinds.
+
+    A slot number stands for kind and score: `BINS * kind + score_bin(score)`. Each kind has a
+    score map of its own; the shift is common to all.
+    """
+
+    def __init__(self, priors: Sequence[ScorePrior]) -> None:
+        """`priors[kind]`."""
+        self._map = [
+            prior.offset + prior.slope * (LOWEST + BIN * index)
+            for prior in priors
+            for index in range(BINS)
+        ]
+        self._count = [MAP_WEIGHT] * len(self._map)
+        self._usual = self._weights = list(PRIOR)
+        self.known: list[float | None] = [None] * len(self._map)
+        """Chances worked out since something was last learned."""
+
+    def begin(self) -> None:
+        """A new request: its text is unknown, what is usual for this engine is not."""
+        self._usual = self._mixed(CARRIED, self._usual, self._weights)
+        self._weights = self._usual
+        self._forget()
+
+    def chance(self, slot: int) -> float:
+        """Chance that a draft of that kind and score is right, all before it being so."""
+        known = self.known[slot]
+        if known is None:
+            odds = exp(-self._map[slot])
+            known = sum(
+                [w * f / (f + odds) for w, f in zip(self._weights, _FACTORS, strict=True)]
+            )
+            self.known[slot] = known
+        return known
+
+    def learn(self, slot: int, right: bool) -> None:
+        """A draft of that kind and score turned out right or wrong."""
+        expected = self.chance(slot)
+        odds = exp(-self._map[slot])
+        mixed = self._mixed(CHANGE, self._weights, self._usual)
+        if right:
+            weights = [w * f / (f + odds) for w, f in zip(mixed, _FACTORS, strict=True)]
+        else:
+            weights = [w / (f + odds) for w, f in zip(mixed, _FACTORS, strict=True)]
+        scale = 1.0 / sum(weights)
+        self._weights = [w * scale for w in weights]
+        count = self._count[slot]
+        if count < MAP_WINDOW:
+            self._count[slot] = count + 1.0
+        # A Newton step of the logarithmic loss, on the map alone.
+        self._map[slot] += (right - expected) / (max(expected * (1.0 - expected), 0.05) * count)
+        self._forget()
+
+    def relax(self, steps: int) -> None:
+        """Nothing was seen for so many steps: the text may have changed meanwhile."""
+        gone = 1.0 - (1.0 - CHANGE) ** steps
+        self._weights = self._mixed(gone, self._weights, self._usual)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.known = [None] * len(self._map)
+
+    @staticmethod
+    def _mixed(share: float, main: Sequence[float], other: Sequence[float]) -> list[float]:
+        stay = 1.0 - share
+        return [stay * a + share * b for a, b in zip(main, other, strict=True)]

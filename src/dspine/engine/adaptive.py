@@ -1,0 +1,295 @@
+"""The adaptive policy: at each step, who proposes, how many drafts are made, how many verified.
+
+It maximises tokens per second. A step is worth its expected tokens less its time at the rate of
+tokens reached lately, so that a row is verified where it earns more than its time would earn
+elsewhere. Pure: no clock, no library; what it knows it is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
+from dspine.engine.costs import StepCosts
+from dspine.engine.proposal import NOTHING, Ask, Proposal
+from dspine.engine.width import Outcome
+
+ALONE, AGREE, DIFFER = 0, 1, 2
+"""Kinds of a draft: nobody else proposes for its slot, or the same, or another token."""
+
+NETWORK_PRIORS = (ScorePrior(-0.3, 0.8), ScorePrior(0.5, 0.8), ScorePrior(-1.0, 0.6))
+"""By kind. Scores of a network promise too much; that another proposer agrees is good news."""
+
+LOOKUP_PRIORS = (ScorePrior(), ScorePrior(0.8), ScorePrior(-1.0))
+
+REMEMBERED = 6
+"""Chains from which the next one is guessed, for each situation."""
+
+SITUATIONS = 4
+WEAK, STRONG = 0.45, 0.75
+"""No free draft, a weak one, a fair one, a strong one: what the drafter adds depends on it."""
+
+LEAST_REACH = 0.03
+"""Slots that are right less often than that are not looked at."""
+
+PACE = 1.0 / 48.0
+"""Share of a step in the rate of tokens that counts as usual."""
+
+CREDIT = 4.0
+"""Plain tokens' time that drafting may have lost against plain decoding at any moment."""
+
+REFUND = 0.01
+"""Share of each token's time by which that loss may grow."""
+
+PROBE_SHARE = 0.005
+"""Share of the time that asking a drafter which seems not to pay may take."""
+
+PROBE_FIRST = 8
+"""Steps after which it is first asked again; the interval then doubles."""
+
+CAUTION = 1.0 / 8.0
+"""Share of a new disappointment in what is expected of the next draft."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Drafts of one source, slot by slot, and how far they were confirmed."""
+
+    source: Reliability
+    proposal: Proposal
+    slots: list[int]
+    at: int = 0
+
+    def follow(self, confirmed: Sequence[int]) -> bool:
+        """Learn from confirmed tokens; whether the chain is right so far and goes on."""
+        tokens = self.proposal.tokens
+        for token in confirmed:
+            if self.at >= len(tokens):
+                return False
+            right = tokens[self.at] == token
+            self.source.learn(self.slots[self.at], right)
+            self.at += 1
+            if not right:
+                return False
+        return self.at < len(tokens)
+
+    def rest(self, limit: int) -> _Chain:
+        """What is left of a chain that was right so far."""
+        end = self.at + limit
+        proposal = self.proposal
+        left = Proposal(
+            proposal.tokens[self.at : end], proposal.scores[self.at : end], proposal.proposer
+        )
+        return _Chain(self.source, left, self.slots[self.at : end])
+
+
+class AdaptiveWidth:
+    """Learns from every step of an engine; `begin` starts another text with what is usual."""
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        *,
+        most_drafts: int,
+        block_size: int = 1,
+        curve: Sequence[float] = (),
+    ) -> None:
+        """`block_size` is the drafter's (1 without one), `curve` its stored acceptance."""
+        self._costs = costs
+        self._most = most_drafts
+        self._block = block_size
+        self._network = Reliability(NETWORK_PRIORS)
+        self._lookups = {name: Reliability(LOOKUP_PRIORS) for name in ("ngram", "table")}
+        self._bins: dict[tuple[float, ...], list[int]] = {}
+        self._typical = [score_bin(chance) for chance in curve[: block_size - 1]]
+        self._recent: list[deque[list[int]]] = [
+            deque(maxlen=REMEMBERED) for _ in range(SITUATIONS)
+        ]
+        self._bias = [0.0] * SITUATIONS
+        self._interval = PROBE_FIRST
+        self._speed = 1.0
+        self._credit = CREDIT
+        self._start()
+
+    def _start(self) -> None:
+        self._tokens, self._time = 16.0 * self._speed, 16.0
+        self._credit = max(self._credit, 0.5 * CREDIT)
+        self._since = 0
+        self._interval = max(PROBE_FIRST, self._interval // 2)
+        self._open: _Chain | None = None
+        self._free: list[_Chain] = []
+        self._offers: list[_Chain] = []
+        self._drafted: _Chain | None = None
+        self._rows: list[float] = [1.0]
+        self._drafts: list[float] = []
+        self._width = self._situation = 0
+        self._rate = self._hoped = self._without = 0.0
+
+    def begin(self) -> None:
+        self._speed = max(1.0, self._tokens / self._time)
+        self._network.begin()
+        for source in self._lookups.values():
+            source.begin()
+        self._start()
+
+    def most(self, proposer: str) -> int:
+        return self._block - 1 if proposer == "dspine" else self._most
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int) -> int:
+        rows = self._costs.rows(request.position)
+        self._rows = rows = rows[request.extra :] if request.extra else rows
+        self._rate = max(1.0, self._tokens / self._time) / rows[0]
+        self._free = [self._looked_up(proposal) for proposal in free if proposal.tokens]
+        self._offers = list(self._free)
+        if self._open is not None:
+            self._offers.append(self._open.rest(request.limit))
+        self._drafted, self._width = None, 0
+        if self._block < 2:
+            return 0
+        self._drafts = drafts = self._costs.drafts(waiting)
+        best, first = 1.0 - self._rate * rows[0], 0.0
+        for chain in self._offers:
+            best = max(best, self._best(chain)[1])
+            first = max(first, chain.source.chance(chain.slots[0]))
+        situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
+        width, gain = self._expected_gain(situation, best, min(self._block - 1, request.limit))
+        self._situation, self._without, self._hoped = situation, best, gain
+        if width < 2 or drafts[width] + rows[1] - rows[0] > self._credit * rows[0]:
+            return 0
+        if gain <= 0.0 and not self._probe(width, gain):
+            return 0
+        self._width = width
+        return width - 1
+
+    def choose(self, drafted: Proposal) -> Proposal:
+        offers = self._offers
+        if drafted.tokens:
+            self._drafted = self._watch(drafted)
+            self._recent[self._situation].append(self._drafted.slots)
+            offers = [*offers, self._drafted]
+        value, chosen = 1.0 - self._rate * self._rows[0], NOTHING
+        for chain in offers:
+            count, worth = self._best(chain)
+            if worth > value:
+                value, chosen = worth, chain.proposal.first(count)
+        if drafted.tokens:
+            found = max(value, self._without) - self._without
+            found -= self._rate * self._drafts[self._width]
+            self._bias[self._situation] += CAUTION * (found - self._hoped)
+            if found > 0.0:
+                self._since, self._interval = 0, PROBE_FIRST
+        return chosen
+
+    def observe(self, outcome: Outcome) -> None:
+        confirmed, rows = outcome.confirmed, self._rows
+        for chain in self._free:
+            chain.follow(confirmed)
+        if self._open is not None and not self._open.follow(confirmed):
+            self._open = None
+        if self._drafted is not None and self._drafted.follow(confirmed):
+            self._open = self._drafted
+        cost = expected = rows[outcome.drafts]
+        self._costs.observe_rows(expected, outcome.drafts + 1, outcome.verify_ms)
+        if self._width:
+            cost += self._drafts[self._width]
+            self._costs.observe_draft(self._drafts[self._width], outcome.draft_ms)
+        cost /= rows[0]
+        self._tokens += len(confirmed) - PACE * self._tokens
+        self._time += cost - PACE * self._time
+        change = len(confirmed) * (1.0 + REFUND) - cost
+        self._credit = min(CREDIT, self._credit + change)
+
+    # -- arithmetic ------------------------------------------------------------------------------
+
+    def _best(self, chain: _Chain) -> tuple[int, float]:
+        """(drafts, value) of the best part of a chain, as far as its loss can be afforded."""
+        rows, rate, source = self._rows, self._rate, chain.source
+        known, chance = source.known, source.chance
+        allowed = (self._credit + 1.0) * rows[0]
+        if self._width:
+            allowed -= self._drafts[self._width]
+        reached, tokens, best, value = 1.0, 1.0, 0, 1.0 - rate * rows[0]
+        for count, slot in enumerate(chain.slots, 1):
+            reached *= known[slot] or chance(slot)
+            if reached < LEAST_REACH or rows[count] > allowed:
+                break
+            tokens += reached
+            worth = tokens - rate * rows[count]
+            if worth > value:
+                best, value = count, worth
+        return best, value
+
+    def _expected_gain(self, situation: int, best: float, most: int) -> tuple[int, float]:
+        """(width, value beyond `best`) of asking the drafter now, judged by its last chains."""
+        recent = self._samples(situation)
+        rows, rate = self._rows, self._rate
+        known, chance = self._network.known, self._network.chance
+        sums = [0.0] * most
+        for sample in recent:
+            reached, tokens, value, p = 1.0, 1.0, best, 0.5
+            for count in range(1, most + 1):
+                if count <= len(sample):
+                    slot = sample[count - 1]
+                    p = known[slot] or chance(slot)
+                # Beyond what was drafted, slots are taken to be like the last one.
+                reached *= p
+                tokens += reached
+                worth = tokens - rate * rows[count]
+                if worth > value:
+                    value = worth
+                sums[count - 1] += value
+        width, gain = 0, -1e9
+        for count, total in enumerate(sums, 1):
+            worth = total / len(recent) - best - rate * self._drafts[count + 1]
+            if worth > gain:
+                width, gain = count + 1, worth
+        return width, gain + self._bias[situation]
+
+    def _samples(self, situation: int) -> Sequence[list[int]]:
+        for distance in range(SITUATIONS):
+            for near in (situation - distance, situation + distance):
+                if 0 <= near < SITUATIONS and self._recent[near]:
+                    return self._recent[near]
+        return [self._typical]
+
+    def _probe(self, width: int, gain: float) -> bool:
+        self._since += 1
+        if self._since < self._interval or (gain < -0.5 and self._since < 2 * self._interval):
+            return False
+        self._network.relax(self._since)
+        cost = self._drafts[width] / self._rows[0]
+        self._since = 0
+        self._interval = int(min(2 * self._interval, max(cost / PROBE_SHARE, PROBE_FIRST)))
+        return True
+
+    def _looked_up(self, proposal: Proposal) -> _Chain:
+        slots = self._bins.get(proposal.scores)
+        if slots is None:
+            if len(self._bins) > 4096:
+                self._bins.clear()
+            slots = self._bins[proposal.scores] = [score_bin(score) for score in proposal.scores]
+        return _Chain(self._lookups[proposal.proposer], proposal, slots)
+
+    def _watch(self, drafted: Proposal) -> _Chain:
+        """The drafter's chain and the free ones, each told where the others agree."""
+        kinds = [ALONE] * len(drafted.tokens)
+        for chain in self._free:
+            chain.slots = slots = list(chain.slots)
+            for slot, (token, other) in enumerate(
+                zip(drafted.tokens, chain.proposal.tokens, strict=False)
+            ):
+                kind = AGREE if token == other else DIFFER
+                slots[slot] += BINS * kind
+                if kinds[slot] != AGREE:
+                    kinds[slot] = kind
+                if kind == DIFFER:
+                    break
+        slots = [
+            BINS * kind + score_bin(score)
+            for kind, score in zip(kinds, drafted.scores, strict=True)
+        ]
+        return _Chain(self._network, drafted, slots)
