@@ -81,7 +81,7 @@ def _record(
 ) -> tuple[list[int], list[list[int]], list[list[float]]]:
     target, drafter = parts.target, parts.drafter
     feed = FeatureFeed(target, drafter, 0)
-    feed.begin()
+    feed.truncate(0)
     target.clear()
     end = len(tokens) - 1
     for position in range(0, end, target.n_batch):

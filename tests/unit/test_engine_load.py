@@ -6,34 +6,35 @@ import os
 
 import pytest
 
+from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.costs import CostTable
 from dspine.engine.load import does_not_pay, load, make_policy
 from dspine.engine.measure import Conditions, needs_flash
-from dspine.engine.width import FixedWidth, MeasuredWidth, WidthChoice, WidthPlan
+from dspine.engine.width import FixedWidth
 from dspine.errors import UsageError
 from dspine.machine import physical_cores
 
-CHOICE = WidthChoice(4, 2.0, 20.0, 100.0, 1.3)
-PLAN = WidthPlan(False, {1: 13.0, 16: 60.0}, CHOICE, CHOICE)
+COSTS = CostTable({1: 13.0, 16: 60.0}, {2: 1.0, 8: 4.0})
 
 
-def test_measured_widths_are_used() -> None:
-    policy = make_policy(PLAN, None, block_size=8, most=16)
-    assert isinstance(policy, MeasuredWidth)
-    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (3, 15)
-    assert policy.prospect("dspine") == pytest.approx(0.1)
+def test_measured_costs_make_the_policy_adaptive() -> None:
+    policy = make_policy(COSTS, None, block_size=8, most=16, curve=(0.5,) * 7)
+    assert isinstance(policy, AdaptiveWidth)
+    assert (policy.most("dspine"), policy.most("ngram")) == (7, 15)
 
 
-def test_a_given_number_overrides_up_to_the_block() -> None:
-    policy = make_policy(PLAN, 30, block_size=8, most=16)
-    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (7, 15)
-    policy = make_policy(PLAN, 2, block_size=8, most=16)
-    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (2, 2)
+def test_a_given_number_is_kept_up_to_the_block() -> None:
+    policy = make_policy(COSTS, 30, block_size=8, most=16)
+    assert isinstance(policy, FixedWidth)
+    assert (policy.most("dspine"), policy.most("ngram")) == (7, 15)
+    policy = make_policy(COSTS, 2, block_size=8, most=16)
+    assert (policy.most("dspine"), policy.most("ngram")) == (2, 2)
 
 
 def test_without_measurements_the_block_is_used_whole() -> None:
     policy = make_policy(None, None, block_size=8, most=16)
-    assert isinstance(policy, FixedWidth) and not isinstance(policy, MeasuredWidth)
-    assert (policy.drafts("dspine"), policy.drafts("ngram")) == (7, 15)
+    assert isinstance(policy, FixedWidth)
+    assert (policy.most("dspine"), policy.most("ngram")) == (7, 15)
 
 
 def test_the_verdict_names_its_numbers() -> None:

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspine.drafters.base import Draft
+from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.events import Event, Finish, Step
 from dspine.engine.loop import generate
 from dspine.engine.ngram_table import build_table
@@ -17,7 +19,7 @@ from dspine.engine.plain import PlainStepper
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, NoProposer
 from dspine.engine.rollback import TrimRollback
 from dspine.engine.speculate import SpeculativeStepper
-from dspine.engine.width import FixedWidth, MeasuredWidth
+from dspine.engine.width import FixedWidth
 from dspine.errors import CapacityError, UsageError
 from tests.support.engine_runs import PIECES, collect, make_run, run_plain, run_speculative
 from tests.support.fake_drafter import FakeDrafter
@@ -225,13 +227,11 @@ def test_a_drafter_that_loses_its_context_is_switched_off_too() -> None:
 
 
 def test_auto_asks_the_drafter_only_where_repeats_promise_less() -> None:
-    costs = {1: 10.0, 2: 12.0, 3: 14.0, 4: 16.0, 8: 24.0}
     target = FakeTarget(lambda tokens: 1, VOCAB)
 
-    def first_proposer(prompt: list[int], prospect: float) -> str:
-        policy = MeasuredWidth(
-            {"ngram": 3, "dspine": 3}, costs, frozenset({"ngram"}), {"dspine": prospect}
-        )
+    def first_proposer(prompt: list[int], draft_ms: float) -> str:
+        costs = CostTable({1: 10.0, 2: 12.0, 8: 24.0}, {2: draft_ms, 8: draft_ms})
+        policy = AdaptiveWidth(StepCosts(costs, 16), most_drafts=3, block_size=8, curve=(0.75,) * 7)
         drafter = FakeDrafter(lambda tokens, count: [1] * count)
         run = make_run(target, prompt, max_tokens=4, end=None)
         fast = run_speculative(
@@ -245,14 +245,14 @@ def test_auto_asks_the_drafter_only_where_repeats_promise_less() -> None:
         )
         return fast.steps[0].proposer
 
-    # Two tokens repeat: 0.58 for the first draft, so about 1.58 tokens in 12 ms (0.13 a ms).
+    # Two tokens repeat: 0.58 for the first draft.
     weak = [3, 4, 5, 6, 3, 4]
-    assert first_proposer(weak, prospect=0.10) == "ngram"
-    assert first_proposer(weak, prospect=0.20) == "dspine"
+    assert first_proposer(weak, draft_ms=9.0) == "ngram"
     # Twelve tokens repeat: 0.87 and more.
     strong = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4]
-    assert first_proposer(strong, prospect=0.15) == "ngram"
-    assert first_proposer([3, 4, 5], prospect=0.0) == "dspine"
+    assert first_proposer(strong, draft_ms=1.5) == "ngram"
+    assert first_proposer([3, 4, 5], draft_ms=1.5) == "dspine"
+    assert first_proposer([3, 4, 5], draft_ms=9.0) == "none"
 
 
 def test_the_table_speaks_where_nothing_repeats() -> None:

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.loop import Run, generate
 from dspine.engine.ngram_table import build_table
 from dspine.engine.proposal import Proposer
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer
 from dspine.engine.rollback import MAX_REPLAY, CheckpointRollback
 from dspine.engine.speculate import SpeculativeStepper
-from dspine.engine.width import FixedWidth
+from dspine.engine.width import FixedWidth, WidthPolicy
 from tests.support.engine_runs import (
     PIECES,
     collect,
@@ -26,6 +28,7 @@ from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_target import FakeTarget, mixing, plain_answer
 
 VOCAB = len(PIECES)
+BOTH = ("dspine", "auto")
 
 
 @settings(max_examples=300, deadline=None)
@@ -40,6 +43,7 @@ VOCAB = len(PIECES)
     kind=st.sampled_from(["dspine", "ngram", "auto", "table"]),
     window=st.one_of(st.none(), st.integers(2, 12)),
     with_end=st.booleans(),
+    adaptive=st.booleans(),
 )
 def test_any_proposal_gives_the_plain_answer(
     salt: int,
@@ -52,6 +56,7 @@ def test_any_proposal_gives_the_plain_answer(
     kind: str,
     window: int | None,
     with_end: bool,
+    adaptive: bool,
 ) -> None:
     next_token = mixing(VOCAB, salt)
     chance = random.Random(seed)
@@ -60,16 +65,19 @@ def test_any_proposal_gives_the_plain_answer(
         right = plain_answer(next_token, tokens, count)
         return [t if chance.random() < hit_rate else chance.randrange(VOCAB) for t in right]
 
-    policy = FixedWidth({"dspine": width - 1, "ngram": width - 1})
+    policy: WidthPolicy = FixedWidth({"dspine": width - 1, "ngram": width - 1})
+    if adaptive:
+        flat = StepCosts(CostTable({1: 9.0, 9: 10.0}, {2: 1.0, 8: 2.0}), 9)
+        policy = AdaptiveWidth(flat, most_drafts=width - 1, block_size=width, curve=(0.6,) * 7)
 
     def make(target: FakeTarget) -> Proposer:
         drafter = FakeDrafter(chain, block_size=8, window=window)
         network = DrafterProposer(policy, drafter, target, max_positions=50)
         table = build_table([[1, 2, 3, 1, 2, 3, 1, 2]], min_count=1, min_probability=0.0)
         lookup = NgramProposer(policy, min_match=1, table=table if kind == "table" else None)
-        if kind == "dspine":
-            return network
-        return AutoProposer(policy, lookup, network) if kind == "auto" else lookup
+        return AutoProposer(
+            policy, lookup if kind != "dspine" else None, network if kind in BOTH else None
+        )
 
     def start(on: FakeTarget) -> Run:
         end = 0 if with_end else None

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dspine.engine.width import (
-    FixedWidth,
-    MeasuredWidth,
-    best_width,
-    expected_tokens,
-    interpolate,
-    plan_widths,
-)
+from dspine.engine.proposal import NOTHING, Ask, Proposal
+from dspine.engine.width import FixedWidth, best_width, expected_tokens, plan_widths
 
 
 def test_expected_tokens_of_a_conditional_curve() -> None:
@@ -19,15 +13,6 @@ def test_expected_tokens_of_a_conditional_curve() -> None:
     assert expected_tokens([0.5, 0.8], 4) == pytest.approx(1 + 0.5 + 0.4 + 0.32)
     assert expected_tokens([], 8) == 1.0
     assert expected_tokens([0.9], 1) == 1.0
-
-
-def test_costs_between_and_beyond_measured_counts_are_linear() -> None:
-    table = {2: 10.0, 4: 14.0, 8: 30.0}
-    assert interpolate(table, 3) == pytest.approx(12.0)
-    assert interpolate(table, 8) == 30.0
-    assert interpolate(table, 10) == pytest.approx(38.0)
-    assert interpolate(table, 1) == 10.0
-    assert interpolate({}, 5) == 0.0
 
 
 def test_a_flat_cost_gives_the_full_width() -> None:
@@ -72,20 +57,22 @@ def test_attention_and_widths_are_chosen_together() -> None:
     assert none.drafter is None and none.ngram.width > 8
 
 
-def test_a_scored_proposal_is_cut_where_its_scores_stop_paying() -> None:
-    costs = {1: 10.0, 2: 13.0, 3: 16.0, 4: 19.0}
-    policy = MeasuredWidth({"ngram": 3, "dspine": 2}, costs, frozenset({"ngram"}), {"dspine": 0.2})
-    # Rates: 1/10, 1.9/13, 2.71/16, 2.755/19 -> two drafts.
-    assert policy.keep("ngram", (0.9, 0.9, 0.05)) == 2
-    assert policy.worth("ngram", (0.9, 0.9, 0.05)) == pytest.approx(2.71 / 16)
-    # A weak draft is carried by a strong one after it only if together they pay.
-    assert policy.keep("ngram", (0.1, 0.9)) == 0
-    assert policy.keep("dspine", (0.01, 0.01, 0.01)) == 2
-    assert policy.prospect("dspine") == 0.2
-    assert policy.prospect("unknown") == pytest.approx(0.1)
-
-
 def test_fixed_width_keeps_what_it_was_told() -> None:
     policy = FixedWidth({"dspine": 3})
-    assert (policy.keep("dspine", (0.1,) * 7), policy.keep("ngram", (1.0,))) == (3, 0)
-    assert policy.drafts("ngram") == 0
+    request = Ask(1, 10, 20)
+    assert policy.ask([], request, 0) == 3
+    assert len(policy.choose(proposal("dspine", [0.1] * 7)).tokens) == 3
+    found = proposal("ngram", [0.9])
+    assert policy.ask([found], request, 0) == 0
+    assert policy.choose(NOTHING) == NOTHING, "no drafts of this proposer were asked for"
+    both = FixedWidth({"dspine": 3, "ngram": 1})
+    assert both.ask([found], request, 0) == 0
+    assert both.choose(NOTHING) == found
+    weak = proposal("ngram", [0.3, 0.9])
+    assert both.ask([weak], request, 0) == 3, "a weak repeat is left to the drafter"
+    assert both.ask([weak], request, None) == 0, "which may not be able to draft"
+    assert both.choose(NOTHING) == weak.first(1)
+
+
+def proposal(name: str, scores: list[float]) -> Proposal:
+    return Proposal(tuple(range(len(scores))), tuple(scores), name)

@@ -86,9 +86,7 @@ class Reliability:
         known = self.known[slot]
         if known is None:
             odds = exp(-self._map[slot])
-            known = sum(
-                [w * f / (f + odds) for w, f in zip(self._weights, _FACTORS, strict=True)]
-            )
+            known = sum([w * f / (f + odds) for w, f in zip(self._weights, _FACTORS, strict=True)])
             self.known[slot] = known
         return known
 

@@ -104,9 +104,7 @@ class AdaptiveWidth:
         self._lookups = {name: Reliability(LOOKUP_PRIORS) for name in ("ngram", "table")}
         self._bins: dict[tuple[float, ...], list[int]] = {}
         self._typical = [score_bin(chance) for chance in curve[: block_size - 1]]
-        self._recent: list[deque[list[int]]] = [
-            deque(maxlen=REMEMBERED) for _ in range(SITUATIONS)
-        ]
+        self._recent: list[deque[list[int]]] = [deque(maxlen=REMEMBERED) for _ in range(SITUATIONS)]
         self._bias = [0.0] * SITUATIONS
         self._interval = PROBE_FIRST
         self._speed = 1.0
@@ -139,7 +137,7 @@ class AdaptiveWidth:
 
     # -- one step --------------------------------------------------------------------------------
 
-    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int) -> int:
+    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:
         rows = self._costs.rows(request.position)
         self._rows = rows = rows[request.extra :] if request.extra else rows
         self._rate = max(1.0, self._tokens / self._time) / rows[0]
@@ -148,7 +146,7 @@ class AdaptiveWidth:
         if self._open is not None:
             self._offers.append(self._open.rest(request.limit))
         self._drafted, self._width = None, 0
-        if self._block < 2:
+        if self._block < 2 or waiting is None:
             return 0
         self._drafts = drafts = self._costs.drafts(waiting)
         best, first = 1.0 - self._rate * rows[0], 0.0
@@ -172,6 +170,9 @@ class AdaptiveWidth:
             self._recent[self._situation].append(self._drafted.slots)
             offers = [*offers, self._drafted]
         value, chosen = 1.0 - self._rate * self._rows[0], NOTHING
+        if drafted.drawn:
+            # Not forgotten even if it is not verified: see Proposal.first.
+            chosen = drafted.first(0)
         for chain in offers:
             count, worth = self._best(chain)
             if worth > value:
@@ -190,8 +191,9 @@ class AdaptiveWidth:
             chain.follow(confirmed)
         if self._open is not None and not self._open.follow(confirmed):
             self._open = None
-        if self._drafted is not None and self._drafted.follow(confirmed):
-            self._open = self._drafted
+        drafted = self._drafted
+        if drafted is not None and drafted.follow(confirmed) and not drafted.proposal.drawn:
+            self._open = drafted
         cost = expected = rows[outcome.drafts]
         self._costs.observe_rows(expected, outcome.drafts + 1, outcome.verify_ms)
         if self._width:
@@ -277,7 +279,8 @@ class AdaptiveWidth:
     def _watch(self, drafted: Proposal) -> _Chain:
         """The drafter's chain and the free ones, each told where the others agree."""
         kinds = [ALONE] * len(drafted.tokens)
-        for chain in self._free:
+        # A choice that depends on what was drawn would change the distribution of the text.
+        for chain in self._free if not drafted.drawn else ():
             chain.slots = slots = list(chain.slots)
             for slot, (token, other) in enumerate(
                 zip(drafted.tokens, chain.proposal.tokens, strict=False)

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dspine.drafters.base import Drafter
+from dspine.engine.costs import CostTable, interpolate
 from dspine.engine.target import Target
-from dspine.engine.width import interpolate
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -75,6 +75,10 @@ class Calibration:
     def is_noisy(self) -> bool:
         """Good enough for now, not for later starts."""
         return self.noise >= NOISY
+
+    def costs(self, flash_attention: bool) -> CostTable:
+        """What a step's parts cost with that attention setting."""
+        return CostTable(self.rows_ms[flash_attention], self.draft_ms, DEPTH)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

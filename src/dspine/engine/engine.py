@@ -316,9 +316,10 @@ def _make_proposer(parts: EngineParts) -> Proposer:
         lookup = NgramProposer(
             parts.policy, min_match=parts.ngram_min_match, table=parts.ngram_table
         )
-    if network is not None and lookup is not None:
-        return AutoProposer(parts.policy, lookup, network)
-    return network or lookup or NoProposer()
+    if network is None and lookup is None:
+        return NoProposer()
+    name = wanted if network is not None else "ngram"
+    return AutoProposer(parts.policy, lookup, network, name=name)
 
 
 def _collect(events: Iterator[Event]) -> Result:

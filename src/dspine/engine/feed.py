@@ -33,6 +33,11 @@ class FeatureFeed:
             first = self._first
         return first, self._first + self._count
 
+    @property
+    def waiting(self) -> int:
+        """Rows that are not handed over yet."""
+        return self._count
+
     def take(self, position: int, row: int, count: int) -> None:
         """Keep rows `row` ... `row + count - 1` of the last decode; they sit at `position` ... ."""
         features = self._target.features(row, count)

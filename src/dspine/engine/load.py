@@ -10,6 +10,8 @@ from typing import cast, get_args
 
 from dspine.default_pair import choose_pair
 from dspine.drafters.dspine import DSpineDrafter
+from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.costs import CostTable, StepCosts, interpolate
 from dspine.engine.engine import Engine, EngineParts, ProposerName
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.measure import Conditions, calibrated, check_flash, needs_flash
@@ -19,11 +21,9 @@ from dspine.engine.proposers import LOOKUP_SCORES
 from dspine.engine.rollback import MAX_REPLAY
 from dspine.engine.width import (
     FixedWidth,
-    MeasuredWidth,
-    WidthPlan,
     WidthPolicy,
+    best_width,
     expected_tokens,
-    interpolate,
     plan_widths,
 )
 from dspine.errors import FileError, UsageError
@@ -184,7 +184,8 @@ def load_parts(options: LoadOptions) -> EngineParts:
 
         block = file.config.block_size if file else 1
         most = max(MAX_NGRAM_WIDTH, block)
-        measured = plan = disabled = None
+        measured = plan = disabled = costs = None
+        curve = (file.record.acceptance_curve if file else ()) or UNKNOWN_CURVE
         if options.calibrate:
             conditions = Conditions(
                 n_ctx=n_ctx,
@@ -197,15 +198,17 @@ def load_parts(options: LoadOptions) -> EngineParts:
             measured = calibrated(
                 model, file, drafter, conditions, cache_dir, anew=options.calibrate_anew
             )
-            curve = (file.record.acceptance_curve if file else ()) or UNKNOWN_CURVE
             if file is not None and not file.record.acceptance_curve:
                 notices.append(assumes_acceptance(file.path))
             plan = plan_widths(measured.rows_ms, measured.draft_ms, curve, NGRAM_CURVE, most, block)
-            pays = plan.drafter is None or plan.drafter.width > 1
-            if drafter is not None and not pays and options.spec_draft_n_max is None:
-                drafter.close()
-                drafter = None
-                disabled = does_not_pay(plan.cost_ms, measured.draft_ms, curve, block)
+            costs = measured.costs(plan.flash_attention)
+            hoped = [0.5 + 0.5 * chance for chance in curve]
+            if drafter is not None and options.spec_draft_n_max is None:
+                choice = best_width(plan.cost_ms, measured.draft_ms, hoped, block)
+                if choice.width < 2:
+                    drafter.close()
+                    drafter = None
+                    disabled = does_not_pay(plan.cost_ms, measured.draft_ms, hoped, block)
         flash = options.flash_attention
         if flash is None:
             flash = plan.flash_attention if plan else needs_flash(options.cache_type_v)
@@ -226,7 +229,13 @@ def load_parts(options: LoadOptions) -> EngineParts:
             model_path=options.model,
             target=LlamaTarget(context),
             tokenizer=model.tokenizer,
-            policy=make_policy(plan, options.spec_draft_n_max, block_size=block, most=most),
+            policy=make_policy(
+                costs,
+                options.spec_draft_n_max,
+                block_size=block if drafter else 1,
+                most=most,
+                curve=curve,
+            ),
             proposer=options.proposer,
             template=_template(options, model),
             is_recurrent=model.is_recurrent,
@@ -245,25 +254,27 @@ def load_parts(options: LoadOptions) -> EngineParts:
 
 
 def make_policy(
-    plan: WidthPlan | None, n_max: int | None, *, block_size: int, most: int
+    costs: CostTable | None,
+    n_max: int | None,
+    *,
+    block_size: int,
+    most: int,
+    curve: Sequence[float] = (),
 ) -> WidthPolicy:
-    """How far each proposer goes: measured, or as `--spec-draft-n-max` says.
+    """How far each proposer goes: as pays at each step, or as `--spec-draft-n-max` says.
 
-    `block_size` is the drafter's (1 without one), `most` the rows of an n-gram verify.
+    `block_size` is the drafter's (1 without one), `curve` its stored acceptance, `most` the rows
+    of a verify.
     """
-    if plan is None:
-        drafts = {"dspine": block_size - 1, "ngram": most - 1}
-    else:
-        width = plan.drafter.width if plan.drafter else 1
-        drafts = {"dspine": width - 1, "ngram": most - 1}
-    if n_max is not None:
-        drafts = {"dspine": min(n_max, block_size - 1), "ngram": min(n_max, most - 1)}
-    if plan is None:
-        return FixedWidth(drafts)
-    prospects = {}
-    if plan.drafter is not None:
-        prospects["dspine"] = plan.drafter.tokens_per_second / 1000.0
-    return MeasuredWidth(drafts, plan.cost_ms, frozenset({"ngram"}), prospects)
+    if n_max is None and costs is not None:
+        return AdaptiveWidth(
+            StepCosts(costs, most + MAX_REPLAY),
+            most_drafts=most - 1,
+            block_size=block_size,
+            curve=curve,
+        )
+    drafts = most - 1 if n_max is None else n_max
+    return FixedWidth({"dspine": min(drafts, block_size - 1), "ngram": min(drafts, most - 1)})
 
 
 def assumes_acceptance(drafter: Path) -> str:
@@ -291,8 +302,8 @@ def does_not_pay(
     width = max(range(2, block_size + 1), key=lambda w: gain(w)[0] / gain(w)[1])
     tokens, cost = gain(width)
     return (
-        f"this drafter does not pay here: at its best width of {width} a step is expected to "
-        f"give {tokens:.2f} tokens and costs as much as {cost:.2f} plain ones"
+        f"this drafter does not pay here: on text that suits it, its best width of {width} would "
+        f"give {tokens:.2f} tokens a step at the cost of {cost:.2f} plain ones"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeVar
 
 from dspine.drafters.base import Draft, Drafter
@@ -18,6 +19,15 @@ from dspine.engine.width import WidthPolicy
 log = logging.getLogger("dspine")
 
 T = TypeVar("T")
+
+TABLE = "table"
+"""The name under which proposals of the table are counted."""
+
+LEAST_REACH = 0.1
+"""Chance of a table draft to be reached under which the table is not asked for more."""
+
+UNSCORED = 0.5
+"""Score of a draft about which its drafter says nothing."""
 
 MAX_FAILURES = 3
 """Failing drafts in a row after which a drafter is left alone."""
@@ -87,17 +97,23 @@ class NgramProposer:
         """Features are of no use here."""
 
     def propose(self, ask: Ask) -> Proposal:
-        count = min(ask.limit, self._policy.drafts(self.name))
+        return max(self.look_up(ask), key=lambda found: found.scores[0], default=NOTHING)
+
+    def look_up(self, ask: Ask) -> list[Proposal]:
+        """What repeats and what the table knows: at most one proposal of each kind."""
+        count = min(ask.limit, self._policy.most(self.name))
+        found: list[Proposal] = []
         if count < 1:
-            return NOTHING
+            return found
         match = self._index.find()
-        score = lookup_score(match.length) if match else 0.0
-        known = self._table.after(self._index.tokens[-3:]) if self._table else None
-        if match and (known is None or score >= known.probability):
+        if match is not None:
             drafts = self._index.continuation(match.start, count)
-            scores = [lookup_score(match.length + slot) for slot in range(count)]
-            return Proposal(tuple(drafts), tuple(scores), self.name)
-        return self._from_table(count)
+            scores = lookup_scores(match.length, count)
+            found.append(Proposal(tuple(drafts), scores, self.name))
+        if self._table is not None:
+            known = self._from_table(self._table, count)
+            found += [known] if known.tokens else []
+        return found
 
     def confirm(self, confirmed: Confirmed) -> None:
         self._index.extend(confirmed.tokens)
@@ -105,20 +121,20 @@ class NgramProposer:
     def truncate(self, length: int) -> None:
         self._index.truncate(length)
 
-    def _from_table(self, count: int) -> Proposal:
-        if self._table is None:
-            return NOTHING
+    def _from_table(self, table: NgramTable, count: int) -> Proposal:
         context = self._index.tokens[-3:]
         drafts: list[int] = []
         scores: list[float] = []
-        while len(drafts) < count:
-            known = self._table.after(context, self._min_probability)
+        reached = 1.0
+        while len(drafts) < count and reached >= LEAST_REACH:
+            known = table.after(context, self._min_probability)
             if known is None:
                 break
             drafts.append(known.token)
             scores.append(known.probability)
+            reached *= known.probability
             context = [*context[-2:], known.token]
-        return Proposal(tuple(drafts), tuple(scores), self.name) if drafts else NOTHING
+        return Proposal(tuple(drafts), tuple(scores), TABLE)
 
 
 class DrafterProposer:
@@ -166,10 +182,17 @@ class DrafterProposer:
         if first < end and self._on():
             self._guarded(lambda: self._feed.take(first, first - position, end - first))
 
+    @property
+    def waiting(self) -> int:
+        """Feature rows that the next draft hands over first."""
+        return self._feed.waiting
+
+    def can_draft(self, ask: Ask) -> bool:
+        """Whether it is on and the anchor within its reach."""
+        return self._on() and ask.position + 1 < self._max_positions
+
     def propose(self, ask: Ask) -> Proposal:
-        count = min(
-            ask.limit, self._policy.drafts(self.name), self._max_positions - ask.position - 1
-        )
+        count = min(ask.limit, self._policy.most(self.name), self._max_positions - ask.position - 1)
         count = min(count, self._drafter.block_size - 1)
         if count < 1 or not self._on():
             return NOTHING
@@ -180,7 +203,7 @@ class DrafterProposer:
         tokens = draft.tokens[:count]
         if not tokens:
             return NOTHING
-        scores = draft.scores[: len(tokens)] or (1.0,) * len(tokens)
+        scores = draft.scores[: len(tokens)] or (UNSCORED,) * len(tokens)
         return Proposal(tokens, scores, self.name)
 
     def confirm(self, confirmed: Confirmed) -> None:
@@ -214,46 +237,54 @@ class DrafterProposer:
 
 
 class AutoProposer:
-    """N-gram where a long enough match exists, else the drafter.
+    """Lookups, a drafter, or both, as the policy says at each step."""
 
-    Long enough: its scores promise at least the tokens per millisecond that the drafter does.
-    """
-
-    name = "auto"
-
-    def __init__(self, policy: WidthPolicy, ngram: Proposer, drafter: Proposer) -> None:
+    def __init__(
+        self,
+        policy: WidthPolicy,
+        ngram: NgramProposer | None,
+        drafter: DrafterProposer | None,
+        *,
+        name: str = "auto",
+    ) -> None:
+        self.name = name
         self._policy = policy
         self._ngram, self._drafter = ngram, drafter
+        self._parts: list[Proposer] = [part for part in (ngram, drafter) if part is not None]
 
     @property
     def disabled_reason(self) -> str | None:
-        return self._drafter.disabled_reason
+        return None if self._drafter is None else self._drafter.disabled_reason
 
     def usable(self, prompt: Sequence[int], common: int) -> int:
-        return self._drafter.usable(prompt, common)
+        return min((part.usable(prompt, common) for part in self._parts), default=common)
 
     def begin(self, prompt: Sequence[int], kept: int = 0) -> None:
-        self._ngram.begin(prompt, kept)
-        self._drafter.begin(prompt, kept)
+        for part in self._parts:
+            part.begin(prompt, kept)
 
     def saw_prompt(self, position: int, count: int) -> None:
-        self._drafter.saw_prompt(position, count)
+        for part in self._parts:
+            part.saw_prompt(position, count)
 
     def propose(self, ask: Ask) -> Proposal:
-        found = self._ngram.propose(ask)
-        worth = self._policy.worth(found.proposer, found.scores)
-        if found.tokens and worth >= self._policy.prospect(self._drafter.name):
-            return found
-        drafted = self._drafter.propose(ask)
-        return drafted if drafted.tokens else found
+        ngram, drafter = self._ngram, self._drafter
+        found = ngram.look_up(ask) if ngram is not None else []
+        drafted = NOTHING
+        if drafter is None or not drafter.can_draft(ask):
+            self._policy.ask(found, ask, None)
+        elif wanted := self._policy.ask(found, ask, drafter.waiting):
+            limit = min(wanted, ask.limit)
+            drafted = drafter.propose(Ask(ask.anchor, ask.position, limit, ask.draw, ask.extra))
+        return self._policy.choose(drafted)
 
     def confirm(self, confirmed: Confirmed) -> None:
-        self._ngram.confirm(confirmed)
-        self._drafter.confirm(confirmed)
+        for part in self._parts:
+            part.confirm(confirmed)
 
     def truncate(self, length: int) -> None:
-        self._ngram.truncate(length)
-        self._drafter.truncate(length)
+        for part in self._parts:
+            part.truncate(length)
 
 
 def lookup_score(length: int) -> float:
@@ -262,3 +293,9 @@ def lookup_score(length: int) -> float:
         if length >= least:
             return score
     return 0.0
+
+
+@cache
+def lookup_scores(length: int, count: int) -> tuple[float, ...]:
+    """The chances of `count` drafts after such a match: each right one makes it longer."""
+    return tuple(lookup_score(length + slot) for slot in range(count))

@@ -9,7 +9,7 @@ from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposer
 from dspine.engine.rollback import MAX_REPLAY, Rollback
 from dspine.engine.trace import DecodeRecord
 from dspine.engine.verify import accept_rows
-from dspine.engine.width import WidthPolicy
+from dspine.engine.width import Outcome, WidthPolicy
 
 
 class SpeculativeStepper:
@@ -39,6 +39,7 @@ class SpeculativeStepper:
         return self._proposer.usable(self._run.sequence.tokens, common)
 
     def begin(self, kept: int) -> None:
+        self._policy.begin()
         self._proposer.begin(self._run.sequence.tokens, kept)
 
     def saw_prompt(self, position: int, count: int) -> None:
@@ -55,10 +56,11 @@ class SpeculativeStepper:
         proposal = NOTHING
         limit = run.room - 1 - (position - self._rollback.held)
         if limit > 0:
-            ask = Ask(anchor, position, limit, run.chooser.draw())
-            proposal = self._proposer.propose(ask)
+            extra = position - self._rollback.held
+            proposal = self._proposer.propose(
+                Ask(anchor, position, limit, run.chooser.draw(), extra)
+            )
             if proposal.tokens:
-                proposal = proposal.first(self._policy.keep(proposal.proposer, proposal.scores))
                 proposal = proposal.first(run.chooser.allowed(proposal.tokens))
         drafts = proposal.tokens
         drafted_at = perf_counter()
@@ -81,8 +83,10 @@ class SpeculativeStepper:
         sequence.extend(verdict.tokens)
         self._proposer.confirm(Confirmed(position, first_row, verdict.tokens))
         self._rollback.settle(held + len(feed), position + kept)
-        if drafts:
-            self._policy.observe(proposal.proposer, len(drafts), verdict.accepted)
+        draft_ms = (drafted_at - started) * 1000.0
+        verify_ms = (verified_at - drafted_at) * 1000.0
+        if limit > 0:
+            self._policy.observe(Outcome(len(drafts), verdict.tokens, draft_ms, verify_ms))
         if run.trace is not None:
             run.trace.steps.append(DecodeRecord(held, feed, position + kept, first_row, kept))
         return StepResult(
@@ -90,8 +94,8 @@ class SpeculativeStepper:
             drafted=len(drafts),
             accepted=verdict.accepted,
             proposer=proposal.proposer,
-            draft_ms=(drafted_at - started) * 1000.0,
-            verify_ms=(verified_at - drafted_at) * 1000.0,
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
             reason=verdict.reason,
         )
 

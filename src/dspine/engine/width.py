@@ -128,10 +128,10 @@ class WidthPolicy(Protocol):
     def most(self, proposer: str) -> int:
         """Most drafts that this proposer may be asked for, ever."""
 
-    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int) -> int:
+    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:
         """Drafts to ask of the drafter, 0 for none, given proposals that cost nothing.
 
-        `waiting` feature rows are still to be handed to the drafter.
+        `waiting` feature rows are still to be handed to the drafter; None: it cannot draft now.
         """
 
     def choose(self, drafted: Proposal) -> Proposal:
@@ -158,10 +158,12 @@ class FixedWidth:
     def most(self, proposer: str) -> int:
         return self._drafts.get(proposer, 0)
 
-    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int) -> int:  # noqa: ARG002
+    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:  # noqa: ARG002
         """A free proposal with a good score is taken; else the drafter is asked."""
         self._found = max(free, key=_first_score, default=NOTHING)
-        return 0 if _first_score(self._found) >= TRUSTED else self.most("dspine")
+        if waiting is None or _first_score(self._found) >= TRUSTED:
+            return 0
+        return self.most("dspine")
 
     def choose(self, drafted: Proposal) -> Proposal:
         chosen = drafted if drafted.tokens else self._found
