@@ -19,6 +19,7 @@ from typing import Any
 
 import dspine
 from dspine.drafters.dspine import DSpineDrafter
+from dspine.engine.choose import GreedyChooser
 from dspine.engine.compare import explain
 from dspine.engine.engine import Engine
 from dspine.engine.llama_target import LlamaTarget
@@ -192,6 +193,7 @@ def explained(rig: Rig, prompt: str) -> dict[str, Any] | None:
         TrimRollback(rig.target),
         (plain.answer, plain.trace),
         (found.answer, found.trace),
+        lambda: GreedyChooser(rig.target),
     )
     return None if told is None else told.to_json()
 

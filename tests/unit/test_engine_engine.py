@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from dspine.engine.choose import GreedyChooser
 from dspine.engine.events import Finish, Prefill, Step
 from dspine.engine.replay import first_difference, replay
 from dspine.engine.rollback import TrimRollback
@@ -223,7 +224,8 @@ def test_replay_gives_the_tokens_of_the_trace() -> None:
     result = engine.complete([BOS, 65, 66], max_tokens=25, trace=trace)
     shapes = list(target.decoded)
     target.decoded.clear()
-    assert replay(target, trace, TrimRollback(target)).tokens == result.tokens
+    again = replay(target, trace, result.tokens, GreedyChooser(target), TrimRollback(target))
+    assert again.tokens == result.tokens
     assert target.decoded == shapes
 
 

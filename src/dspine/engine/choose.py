@@ -98,17 +98,14 @@ class GreedyChooser:
         self._listener = listener
 
     def choose(self, row: int, drawn: Drawn | None = None) -> int:  # noqa: ARG002 - a draft changes nothing
-        constraint, listener = self._constraint, self._listener
-        if constraint is None and listener is None:
-            return self._target.argmax(row)
-        logits = self._target.logits(row)
-        permitted = logits
-        if constraint is not None:
-            permitted = logits.copy()
-            constraint.mask(permitted)
-        token = int(permitted.argmax())
-        if listener is not None:
-            listener.chosen(logits, token)
+        token = self._target.argmax(row)
+        if self._constraint is not None and not self._constraint.allowed((token,)):
+            # Most choices are permitted; only the others need a mask over the vocabulary.
+            permitted = self._target.logits(row).copy()
+            self._constraint.mask(permitted)
+            token = int(permitted.argmax())
+        if self._listener is not None:
+            self._listener.chosen(self._target.logits(row), token)
         return token
 
     def accept(self, token: int) -> None:

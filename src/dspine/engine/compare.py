@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dspine.engine.choose import Chooser
 from dspine.engine.replay import first_difference, replay
 from dspine.engine.rollback import Rollback
 from dspine.engine.stats import Stats
@@ -85,8 +87,12 @@ def explain(
     rollback: Rollback,
     plain: tuple[Answer, Trace],
     speculative: tuple[Answer, Trace],
+    make_chooser: Callable[[], Chooser],
 ) -> Divergence | None:
-    """The first difference of two answers to one prompt, None when there is none."""
+    """The first difference of two answers to one prompt, None when there is none.
+
+    `make_chooser` gives the request's way to choose, at the beginning of an answer.
+    """
     slow, fast = plain[0].tokens, speculative[0].tokens
     at = first_difference(slow, fast)
     if at is None:
@@ -94,11 +100,14 @@ def explain(
     slow_token = slow[at] if at < len(slow) else None
     fast_token = fast[at] if at < len(fast) else None
     if slow_token is None or fast_token is None:
-        again = replay(target, speculative[1], rollback)
+        again = replay(target, speculative[1], fast, make_chooser(), rollback)
         return Divergence(at, slow_token, fast_token, None, None, again.tokens == fast)
-    again = replay(target, speculative[1], rollback, until=at, pair=(fast_token, slow_token))
+    pair = (fast_token, slow_token)
+    again = replay(target, speculative[1], fast, make_chooser(), rollback, until=at, pair=pair)
     reproduced = again.tokens[: at + 1] == fast[: at + 1]
-    alone = replay(target, plain[1], rollback, until=at, pair=(slow_token, fast_token))
+    alone = replay(
+        target, plain[1], slow, make_chooser(), rollback, until=at, pair=(slow_token, fast_token)
+    )
     return Divergence(
         at,
         slow_token,

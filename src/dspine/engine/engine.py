@@ -10,11 +10,12 @@ from typing import Any, Literal, Protocol, Self
 
 from dspine.drafters.base import Drafter
 from dspine.engine.calibrate import Calibration
-from dspine.engine.choose import GreedyChooser
+from dspine.engine.choose import Chooser, GreedyChooser
 from dspine.engine.compare import Answer, Comparison, explain
 from dspine.engine.emit import Emitter
-from dspine.engine.events import Event, Finish, FinishReason, Step
+from dspine.engine.events import Event, Finish, FinishReason, Step, TokenLogprob
 from dspine.engine.held import HeldContext, HeldFacts
+from dspine.engine.logprobs import LogprobRecorder
 from dspine.engine.loop import Run, Stepper, generate
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.plain import PlainStepper
@@ -30,6 +31,8 @@ from dspine.engine.trace import Trace
 from dspine.engine.width import WidthPlan, WidthPolicy
 from dspine.errors import CapacityError, ClosedError, UsageError
 from dspine.text.chat_template import ChatTemplate
+from dspine.text.grammar import GrammarOptions
+from dspine.text.matcher import Grammars
 
 ProposerName = Literal["auto", "dspine", "ngram", "none"]
 
@@ -49,6 +52,8 @@ class Result:
     tokens: tuple[int, ...]
     reason: FinishReason
     stats: Stats
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each token; None when not asked for."""
 
 
 @dataclass(slots=True)
@@ -93,6 +98,7 @@ class Engine:
         )
         self._proposer = _make_proposer(parts)
         self._held = HeldContext(parts.target, self._proposer, is_recurrent=parts.is_recurrent)
+        self._grammars = Grammars(parts.tokenizer)
 
     @classmethod
     def load(
@@ -172,6 +178,8 @@ class Engine:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        grammar: GrammarOptions | None = None,
+        logprobs: int | None = None,
         plain: bool = False,
         raw: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -182,11 +190,14 @@ class Engine:
         """Events of one answer: Prefill, Steps, Finish.
 
         `max_tokens` None means until the answer ends or the context is full. `plain` decodes
-        without drafts. `variables` reach the chat template. Setting `cancel`, or Ctrl-C while a
-        step runs, ends with Finish("cancelled"). `trace` collects what was decoded together.
-        `cache_prompt`: what the memory holds of this prompt from the answer before is not
-        decoded again (with a `trace` everything is). The prompt is checked at once, before the
-        first event is asked for.
+        without drafts. `grammar` restricts the whole answer; an end token may come where it is
+        complete, so an answer cut by `max_tokens` ("length") may not be. `logprobs` asks for the
+        log-probability of each token and of that many best ones (`TokenLogprob`). `variables`
+        reach the chat template. Setting `cancel`, or Ctrl-C while a step runs, ends with
+        Finish("cancelled"). `trace` collects what was decoded together. `cache_prompt`: what the
+        memory holds of this prompt from the answer before is not decoded again (with a `trace`
+        everything is). Prompt and grammar are checked at once, before the first event is asked
+        for.
         """
         tokens = self.encode(prompt, raw=raw, variables=variables)
         parts = self._parts
@@ -195,16 +206,20 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens, the context has {parts.target.n_ctx}: "
                 f"shorten the prompt or raise the context size (-c)"
             )
+        scores = None
+        if logprobs is not None:
+            scores = LogprobRecorder(logprobs, parts.tokenizer.vocab_size)
         run = Run(
             parts.target,
             TokenSequence(tokens),
             Emitter(
                 parts.tokenizer.piece, parts.tokenizer.is_end, max_tokens=max_tokens, stop=stop
             ),
-            GreedyChooser(parts.target),
+            self._chooser(grammar, scores),
             cancel=cancel or threading.Event(),
             trace=trace,
             reuse=cache_prompt and trace is None,
+            logprobs=scores,
         )
         return self._exclusive(run, self._stepper(run, plain))
 
@@ -218,6 +233,7 @@ class Engine:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        grammar: GrammarOptions | None = None,
         raw: bool = False,
         variables: Mapping[str, Any] | None = None,
         cancel: threading.Event | None = None,
@@ -237,6 +253,7 @@ class Engine:
                     prompt,
                     max_tokens=max_tokens,
                     stop=stop,
+                    grammar=grammar,
                     plain=plain,
                     raw=raw,
                     variables=variables,
@@ -249,7 +266,13 @@ class Engine:
         divergence = None
         if all(answer.reason != "cancelled" for answer, _ in answers):
             self._held.forget()  # the explanation decodes on its own
-            divergence = explain(self._parts.target, self._rollback, answers[0], answers[1])
+            divergence = explain(
+                self._parts.target,
+                self._rollback,
+                answers[0],
+                answers[1],
+                lambda: self._chooser(grammar),
+            )
         return Comparison(answers[0][0], answers[1][0], divergence)
 
     def close(self) -> None:
@@ -263,6 +286,12 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _chooser(
+        self, grammar: GrammarOptions | None, scores: LogprobRecorder | None = None
+    ) -> Chooser:
+        constraint = None if grammar is None else self._grammars.matcher(grammar)
+        return GreedyChooser(self._parts.target, constraint=constraint, listener=scores)
 
     def _stepper(self, run: Run, plain: bool) -> Stepper:
         if plain or (self._proposer.name == "none" and not self._parts.disabled_reason):
@@ -325,12 +354,21 @@ def _make_proposer(parts: EngineParts) -> Proposer:
 def _collect(events: Iterator[Event]) -> Result:
     text: list[str] = []
     tokens: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
     for event in events:
         if isinstance(event, Step):
             text.append(event.text)
             tokens.extend(event.tokens)
+            if event.logprobs is not None:
+                logprobs = [*(logprobs or ()), *event.logprobs]
         elif isinstance(event, Finish):
             finish = event
     assert finish is not None, "every generation ends with Finish"
-    return Result("".join(text), tuple(tokens), finish.reason, finish.stats)
+    return Result(
+        "".join(text),
+        tuple(tokens),
+        finish.reason,
+        finish.stats,
+        None if logprobs is None else tuple(logprobs),
+    )

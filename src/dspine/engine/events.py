@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dspine.engine.stats import Stats
 
@@ -29,6 +29,28 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the target thought one emitted token, in nats.
+
+    `logprob` is the log-softmax of the target's raw logits at that place: before temperature,
+    filters, penalties and grammar, as llama.cpp's server reports it before sampling. `top` are
+    the most likely tokens there with theirs, best first, the lower id first among equals; the
+    emitted token need not be among them.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "token": self.token,
+            "logprob": self.logprob,
+            "top": [{"token": token, "logprob": logprob} for token, logprob in self.top],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One verify: the confirmed tokens and the text that became certain with them.
 
@@ -45,6 +67,8 @@ class Step:
     draft_ms: float
     verify_ms: float
     host_ms: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of `tokens`; None when not asked for."""
 
 
 @dataclass(frozen=True, slots=True)

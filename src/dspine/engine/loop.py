@@ -10,8 +10,9 @@ from typing import Protocol
 
 from dspine.engine.choose import Chooser
 from dspine.engine.emit import Emitter
-from dspine.engine.events import Event, Finish, FinishReason, Prefill, Step
+from dspine.engine.events import Event, Finish, FinishReason, Prefill, Step, TokenLogprob
 from dspine.engine.held import HeldContext
+from dspine.engine.logprobs import LogprobRecorder
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.stats import StatsRecorder
 from dspine.engine.target import Target
@@ -32,6 +33,12 @@ class Run:
     trace: Trace | None = None
     reuse: bool = True
     """Whether what the memory holds of the prompt may stay."""
+    logprobs: LogprobRecorder | None = None
+    """Listens to `chooser`."""
+
+    def take_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Those of the tokens chosen since the last call, None when not asked for."""
+        return None if self.logprobs is None else self.logprobs.take()
 
     @property
     def room(self) -> int:
@@ -127,6 +134,7 @@ def generate(run: Run, stepper: Stepper, held: HeldContext | None = None) -> Ite
                 draft_ms=result.draft_ms,
                 verify_ms=result.verify_ms,
                 host_ms=host_ms,
+                logprobs=run.take_logprobs(),
             )
             began = False
             recorder.add(
@@ -154,7 +162,7 @@ def generate(run: Run, stepper: Stepper, held: HeldContext | None = None) -> Ite
         if pending is not None:
             yield pending
     if reason == "cancelled" and (rest := emitter.finish_text()):
-        yield Step((), rest, 0, 0, "none", 0.0, 0.0, 0.0)
+        yield Step((), rest, 0, 0, "none", 0.0, 0.0, 0.0, run.take_logprobs())
     recorder.disabled_reason = stepper.disabled_reason
     yield Finish(reason, recorder.snapshot())
 

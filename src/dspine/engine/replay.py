@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dspine.engine.choose import Chooser
 from dspine.engine.rollback import Rollback
 from dspine.engine.target import Target
 from dspine.engine.trace import Trace
@@ -26,15 +27,17 @@ class Replayed:
 def replay(
     target: Target,
     trace: Trace,
+    emitted: Sequence[int],
+    chooser: Chooser,
     rollback: Rollback,
     *,
     until: int | None = None,
     pair: tuple[int, int] | None = None,
 ) -> Replayed:
-    """Decode what `trace` recorded and take the arg-max of every row that gave a token.
+    """Decode what `trace` recorded and choose again after every row that gave a token.
 
     Ends with the batch in which token number `until` (from 0) was chosen. The tokens of the
-    trace are fed as recorded, whatever the target says now.
+    trace are fed, and those `emitted` then are accepted, whatever the target says now.
     """
     target.clear()
     position = 0
@@ -51,7 +54,8 @@ def replay(
             if pair is not None and len(chosen) == until:
                 values = target.logits(row)
                 logits = float(values[pair[0]]), float(values[pair[1]])
-            chosen.append(target.argmax(row))
+            chosen.append(chooser.choose(row))
+            chooser.accept(emitted[len(chosen) - 1])
         if until is not None and len(chosen) > until:
             break
         rollback.settle(step.position + len(step.tokens), step.keep)

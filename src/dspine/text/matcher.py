@@ -111,11 +111,6 @@ class GrammarMatcher:
         self._words = np.zeros((vocab_size + 31) // 32, np.int32)
         self._forbidden: npt.NDArray[np.bool_] | None = None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the text so far may be the whole answer."""
-        return self._ended or self._matcher.is_accepting()
-
     def mask(self, logits: npt.NDArray[np.float32]) -> None:
         """Set `logits` (vocab,) of tokens that may not come next to -inf, in place.
 
@@ -157,12 +152,13 @@ class GrammarMatcher:
         """State to return to with `restore`."""
         return len(self._tokens)
 
-    def restore(self, mark: int) -> None:
+    def restore(self, mark: object) -> None:
         """Forget the tokens accepted since `mark`.
 
         Starts from a fresh copy instead of stepping back: an interrupt may have come after the
         library took a token and before it was noted here.
         """
+        assert isinstance(mark, int)
         tokens = self._tokens[:mark]
         matcher = self._fresh.deep_copy()
         if not matcher.consume_tokens([token for token in tokens if token not in self._ends]):
