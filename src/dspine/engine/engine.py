@@ -354,14 +354,16 @@ def _make_proposer(parts: EngineParts) -> Proposer:
 def _collect(events: Iterator[Event]) -> Result:
     text: list[str] = []
     tokens: list[int] = []
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: list[TokenLogprob] = []
+    asked = False
     finish: Finish | None = None
     for event in events:
         if isinstance(event, Step):
             text.append(event.text)
             tokens.extend(event.tokens)
             if event.logprobs is not None:
-                logprobs = [*(logprobs or ()), *event.logprobs]
+                asked = True
+                logprobs.extend(event.logprobs)
         elif isinstance(event, Finish):
             finish = event
     assert finish is not None, "every generation ends with Finish"
@@ -370,5 +372,5 @@ def _collect(events: Iterator[Event]) -> Result:
         tuple(tokens),
         finish.reason,
         finish.stats,
-        None if logprobs is None else tuple(logprobs),
+        tuple(logprobs) if asked else None,
     )
