@@ -37,10 +37,14 @@ class FakeTarget:
         n_ctx: int = 64,
         n_batch: int = 8,
         recurrent: bool = False,
+        snapshots: int = 0,
     ) -> None:
+        """`recurrent`: no trimming, but for the last `snapshots` rows of a decode, once."""
         self.next_token, self.vocab_size = next_token, vocab_size
         self.n_ctx, self.n_batch, self.max_rows = n_ctx, n_batch, n_batch
-        self.recurrent = recurrent
+        self.recurrent, self.snapshots = recurrent, snapshots
+        self._removable = 0
+        self.checkpoints = 0
         self._saved: list[int] | None = None
         self.memory: list[int] = []
         self.decoded: list[tuple[int, tuple[int, ...]]] = []
@@ -58,6 +62,7 @@ class FakeTarget:
         self.decoded.append((position, tuple(tokens)))
         self._first, self._count = position, len(tokens)
         self._has_logits = logits == "all"
+        self._removable = min(self.snapshots, len(tokens) - 1)
 
     def wait(self) -> None:
         assert self._has_logits, "rows without logits"
@@ -83,15 +88,19 @@ class FakeTarget:
     def clear(self) -> None:
         self.memory = []
         self._saved = None
+        self._removable = 0
 
     def trim(self, length: int) -> bool:
         if self.recurrent and length < len(self.memory):
-            return False
+            if len(self.memory) - length > self._removable:
+                return False
+            self._removable = 0
         del self.memory[length:]
         return True
 
     def checkpoint(self) -> None:
         self._saved = list(self.memory)
+        self.checkpoints += 1
 
     def restore(self) -> int:
         assert self._saved is not None, "nothing was saved"

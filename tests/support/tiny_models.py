@@ -35,7 +35,7 @@ _TYPES = {
 Array = npt.NDArray[np.float32]
 
 
-class _Writer:
+class ModelWriter:
     """A GGUF file in the making, with one random stream so that a seed fixes every byte."""
 
     def __init__(self, path: Path, architecture: str, seed: int, weights: str) -> None:
@@ -84,7 +84,7 @@ def tiny_llama(
 
     `weights` is the type of the matrices: f32, f16, q8_0, q4_0 or q4_1 (sizes must divide by 32).
     """
-    out = _Writer(path, "llama", seed, weights)
+    out = ModelWriter(path, "llama", seed, weights)
     head_dim = hidden_size // num_heads
     meta = out.file
     meta.add_name(name)
@@ -98,8 +98,8 @@ def tiny_llama(
     meta.add_rope_freq_base(10000.0)
     meta.add_rope_dimension_count(head_dim)
     meta.add_vocab_size(vocab_size)
-    _add_tokenizer(meta, vocab_size)
-    _add_outer_tensors(out, hidden_size, vocab_size, tied)
+    add_tokenizer(meta, vocab_size)
+    add_outer_tensors(out, hidden_size, vocab_size, tied)
     for i in range(num_layers):
         block = f"blk.{i}."
         out.ones(block + "attn_norm.weight", hidden_size)
@@ -107,7 +107,7 @@ def tiny_llama(
         out.matrix(block + "attn_k.weight", num_kv_heads * head_dim, hidden_size)
         out.matrix(block + "attn_v.weight", num_kv_heads * head_dim, hidden_size)
         out.matrix(block + "attn_output.weight", hidden_size, num_heads * head_dim)
-        _add_feed_forward(out, block, "ffn_norm", hidden_size, intermediate_size)
+        add_feed_forward(out, block, "ffn_norm", hidden_size, intermediate_size)
     out.close()
     return path
 
@@ -131,7 +131,7 @@ def tiny_qwen35(
     heads, kv_heads, head_dim = 2, 1, 32
     state, groups, value_heads, kernel = 16, 2, 4, 4
     keys, values = state * groups, state * value_heads
-    out = _Writer(path, "qwen35", seed, weights)
+    out = ModelWriter(path, "qwen35", seed, weights)
     meta = out.file
     meta.add_name(name)
     meta.add_block_count(num_layers)
@@ -152,8 +152,8 @@ def tiny_qwen35(
     meta.add_ssm_time_step_rank(value_heads)
     meta.add_ssm_group_count(groups)
     meta.add_uint32("qwen35.full_attention_interval", full_attention_interval)
-    _add_tokenizer(meta, vocab_size)
-    _add_outer_tensors(out, hidden_size, vocab_size, tied=False)
+    add_tokenizer(meta, vocab_size)
+    add_outer_tensors(out, hidden_size, vocab_size, tied=False)
     for i in range(num_layers):
         block = f"blk.{i}."
         out.ones(block + "attn_norm.weight", hidden_size)
@@ -177,7 +177,7 @@ def tiny_qwen35(
             out.matrix(block + "ssm_alpha.weight", value_heads, hidden_size)
             out.ones(block + "ssm_norm.weight", state)
             out.matrix(block + "ssm_out.weight", hidden_size, values)
-        _add_feed_forward(out, block, "post_attention_norm", hidden_size, intermediate_size)
+        add_feed_forward(out, block, "post_attention_norm", hidden_size, intermediate_size)
     out.close()
     return path
 
@@ -189,7 +189,7 @@ def byte_alphabet() -> list[str]:
     return [chr(b) if b in plain else chr(next(shifted)) for b in range(256)]
 
 
-def _add_tokenizer(meta: gguf.GGUFWriter, vocab_size: int) -> None:
+def add_tokenizer(meta: gguf.GGUFWriter, vocab_size: int) -> None:
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(f"vocab_size {vocab_size} is below {SMALLEST_VOCABULARY}")
     texts = [*SPECIAL_TOKENS, *byte_alphabet(), *(left + right for left, right in PAIRS)]
@@ -209,15 +209,17 @@ def _add_tokenizer(meta: gguf.GGUFWriter, vocab_size: int) -> None:
     meta.add_chat_template(CHAT_TEMPLATE)
 
 
-def _add_outer_tensors(out: _Writer, hidden_size: int, vocab_size: int, tied: bool) -> None:
+def add_outer_tensors(
+    out: ModelWriter, hidden_size: int, vocab_size: int, tied: bool, norm: str = "output_norm"
+) -> None:
     out.matrix("token_embd.weight", vocab_size, hidden_size, 1.0)
-    out.ones("output_norm.weight", hidden_size)
+    out.ones(f"{norm}.weight", hidden_size)
     if not tied:
         out.matrix("output.weight", vocab_size, hidden_size, 0.3)
 
 
-def _add_feed_forward(
-    out: _Writer, block: str, norm: str, hidden_size: int, intermediate_size: int
+def add_feed_forward(
+    out: ModelWriter, block: str, norm: str, hidden_size: int, intermediate_size: int
 ) -> None:
     out.ones(f"{block}{norm}.weight", hidden_size)
     out.matrix(block + "ffn_gate.weight", intermediate_size, hidden_size)

@@ -22,7 +22,7 @@ from dspine.engine.plain import PlainStepper
 from dspine.engine.prompt import Prompt, TokenizerLike, encode_prompt
 from dspine.engine.proposal import Proposer
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, NoProposer
-from dspine.engine.rollback import CheckpointRollback, Rollback, TrimRollback
+from dspine.engine.rollback import Rollback, RollbackMode, make_rollback
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.stats import Stats
@@ -70,6 +70,7 @@ class EngineParts:
     policy: WidthPolicy
     proposer: ProposerName
     template: ChatTemplate | None = None
+    rollback: RollbackMode = "trim"
     is_recurrent: bool = False
     drafter: Drafter | None = None
     drafter_path: Path | None = None
@@ -93,9 +94,7 @@ class Engine:
         self._parts = parts
         self._closed = False
         self._busy = False
-        self._rollback: Rollback = (
-            CheckpointRollback(parts.target) if parts.is_recurrent else TrimRollback(parts.target)
-        )
+        self._rollback: Rollback = make_rollback(parts.rollback, parts.target)
         self._proposer = _make_proposer(parts)
         self._held = HeldContext(parts.target, self._proposer, is_recurrent=parts.is_recurrent)
         self._grammars = Grammars(parts.tokenizer)
@@ -145,6 +144,11 @@ class Engine:
     def proposer(self) -> str:
         """Who proposes: auto, dspine, ngram or none."""
         return self._proposer.name
+
+    @property
+    def rollback(self) -> RollbackMode:
+        """How rejected drafts leave the target's memory: trim, snapshots or checkpoint."""
+        return self._parts.rollback
 
     @property
     def disabled_reason(self) -> str | None:

@@ -18,7 +18,7 @@ from dspine.engine.measure import Conditions, calibrated, check_flash, needs_fla
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.prompt import token_text
 from dspine.engine.proposers import LOOKUP_SCORES
-from dspine.engine.rollback import MAX_REPLAY
+from dspine.engine.rollback import MAX_REPLAY, ROLLBACK_CHOICES, check_snapshots, choose_rollback
 from dspine.engine.width import (
     FixedWidth,
     WidthPolicy,
@@ -58,6 +58,8 @@ class LoadOptions:
     n_batch: int
     n_gpu_layers: int
     spec_draft_n_max: int | None
+    rollback: str
+    swa_full: bool
     flash_attention: bool | None
     cache_type_k: str
     cache_type_v: str
@@ -81,9 +83,11 @@ def load(
     n_batch: int = 512,
     n_gpu_layers: int = 0,
     spec_draft_n_max: int | None = None,
+    rollback: str = "auto",
     flash_attention: bool | None = None,
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
+    swa_full: bool = False,
     library: str | Path | None = None,
     cache_dir: str | Path | None = None,
     probe: bool = True,
@@ -100,8 +104,10 @@ def load(
     n_ctx: positions of prompt and answer together (default: the model's, at most 4096).
     n_threads: default one for each physical core. n_batch: prompt tokens decoded at once.
     spec_draft_n_max: drafts per step at most (default: what was measured to be fastest).
+    rollback: how rejected drafts leave the target's memory: auto, trim, snapshots or checkpoint.
     flash_attention: on, off, or None for the faster one.
-    cache_type_k, cache_type_v: number formats of the target's cache.
+    cache_type_k, cache_type_v: number formats of the target's cache. swa_full: keep positions
+    that left a sliding window.
     library: folder of another llama.cpp build. cache_dir: where measurements are kept.
     probe: test the library in a child process first. calibrate: measure, or take what is kept;
     calibrate_anew: measure in any case and keep that.
@@ -112,6 +118,8 @@ def load(
     """
     if proposer not in get_args(ProposerName):
         raise UsageError(f"proposer is {proposer!r}: choose one of auto, dspine, ngram, none")
+    if rollback not in ROLLBACK_CHOICES:
+        raise UsageError(f"rollback is {rollback!r}: choose one of {', '.join(ROLLBACK_CHOICES)}")
     for name, value, least in (
         ("n_ctx", n_ctx, 1),
         ("n_threads", n_threads, 1),
@@ -134,6 +142,8 @@ def load(
                 n_batch=n_batch,
                 n_gpu_layers=n_gpu_layers,
                 spec_draft_n_max=spec_draft_n_max,
+                rollback=rollback,
+                swa_full=swa_full,
                 flash_attention=flash_attention,
                 cache_type_k=cache_type_k,
                 cache_type_v=cache_type_v,
@@ -170,6 +180,9 @@ def load_parts(options: LoadOptions) -> EngineParts:
             else Model.load(options.model, n_gpu_layers=options.n_gpu_layers)
         )
         notices += [model.notice] if model.notice else []
+        rollback = choose_rollback(
+            options.rollback, is_recurrent=model.is_recurrent, architecture=model.architecture
+        )
         if options.flash_attention is None and model.library.kernels.active:
             # Our kernels take over attention only as one operation; cut into products it would
             # make logits depend on the batch again.
@@ -212,6 +225,11 @@ def load_parts(options: LoadOptions) -> EngineParts:
         flash = options.flash_attention
         if flash is None:
             flash = plan.flash_attention if plan else needs_flash(options.cache_type_v)
+        # Snapshots cost memory all the time: as many as may be drafted, and none without drafts.
+        drafts = (
+            0 if options.proposer == "none" else min(options.spec_draft_n_max or most, most - 1)
+        )
+        snapshots = drafts if rollback == "snapshots" else 0
         context = stack.enter_context(
             Context(
                 model,
@@ -222,9 +240,12 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 cache_type_k=options.cache_type_k,
                 cache_type_v=options.cache_type_v,
                 taps=drafter.taps if drafter else (),
-                max_outputs=most + (MAX_REPLAY if model.is_recurrent else 0),
+                max_outputs=most + (MAX_REPLAY if rollback == "checkpoint" else 0),
+                snapshots=snapshots,
+                swa_full=options.swa_full,
             )
         )
+        check_snapshots(snapshots, context.snapshots, model.architecture)
         parts = EngineParts(
             model_path=options.model,
             target=LlamaTarget(context),
@@ -238,7 +259,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             ),
             proposer=options.proposer,
             template=_template(options, model),
-            is_recurrent=model.is_recurrent,
+            rollback=rollback,
             drafter=drafter,
             drafter_path=options.drafter,
             max_positions=min(file.config.max_positions, n_ctx) if file else 0,

@@ -44,5 +44,6 @@ class PlainStepper:
 
     def undo(self) -> None:
         length = self._run.sequence.anchor_position
-        if self._run.target.length() > length:
-            self._run.target.trim(length)
+        target = self._run.target
+        if target.length() > length and not target.trim(length):
+            target.clear()  # recurrent state has no earlier version

@@ -48,7 +48,7 @@ def replay(
     chosen: list[int] = []
     logits: tuple[float, float] | None = None
     for step in trace.steps:
-        rollback.before_verify()
+        rollback.before_verify(max(0, len(step.tokens) - step.first_row - 1))
         target.decode(step.tokens, step.position, "all" if step.emitted else "none")
         for row in range(step.first_row, step.first_row + step.emitted):
             if pair is not None and len(chosen) == until:

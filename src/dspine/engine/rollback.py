@@ -1,14 +1,20 @@
-"""Takes rejected positions back out of the target's memory."""
+"""Takes rejected positions back out of the target's memory, in one of three ways."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dspine.engine.target import Target
-from dspine.errors import LibraryError
+from dspine.errors import LibraryError, UsageError
+
+RollbackMode = Literal["trim", "snapshots", "checkpoint"]
+ROLLBACK_CHOICES = ("auto", "trim", "snapshots", "checkpoint")
 
 MAX_REPLAY = 16
 """Confirmed tokens carried in front of a verify before they get a decode of their own."""
+
+SNAPSHOTS_ONLY = frozenset({"deepseek4"})
+"""Attention caches that compress what they hold: the library cuts them within snapshots only."""
 
 
 class Rollback(Protocol):
@@ -18,11 +24,18 @@ class Rollback(Protocol):
     def held(self) -> int:
         """Positions in memory; confirmed tokens beyond it go in front of the next batch."""
 
+    @property
+    def extra_rows(self) -> int:
+        """Rows that the next verify has in front of its anchor, and pays for."""
+
     def start(self, length: int) -> None:
         """The memory holds `length` confirmed positions."""
 
-    def before_verify(self) -> None:
-        """A batch with drafts is about to be decoded."""
+    def before_verify(self, drafts: int) -> None:
+        """A batch with `drafts` drafts at its end is about to be decoded.
+
+        Raises DspineError where the memory cannot be saved; nothing has changed then.
+        """
 
     def settle(self, decoded: int, keep: int) -> None:
         """Of `decoded` positions the first `keep` are confirmed: forget the rest."""
@@ -32,7 +45,13 @@ class Rollback(Protocol):
 
 
 class TrimRollback:
-    """Attention-only targets: positions can be cut off at will, nothing is copied."""
+    """Attention-only targets: positions can be cut off at will, nothing is copied.
+
+    That holds for sliding windows too: while a block is decoded, they keep what its first row
+    sees.
+    """
+
+    extra_rows = 0
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -45,7 +64,7 @@ class TrimRollback:
     def start(self, length: int) -> None:
         self._held = length
 
-    def before_verify(self) -> None:
+    def before_verify(self, drafts: int) -> None:
         """Nothing to save."""
 
     def settle(self, decoded: int, keep: int) -> None:
@@ -57,45 +76,131 @@ class TrimRollback:
         self._held = keep
 
     def undo(self, length: int) -> None:
-        if self._target.length() > length:
-            self._target.trim(length)
-        self._held = length
+        if self._target.length() > length and not self._target.trim(length):
+            self._target.clear()
+        self._held = min(length, self._target.length())
+
+
+class SnapshotRollback(TrimRollback):
+    """Recurrent state of which the library keeps a copy after each of the last rows.
+
+    Cutting back within one block is free; the copies are held all the time. The state before
+    the block is not among them, so an interrupted step forgets everything.
+    """
+
+    def undo(self, length: int) -> None:
+        if self._target.length() != length:
+            self._target.clear()
+        self._held = self._target.length()
 
 
 class CheckpointRollback:
     """Targets with recurrent layers: one saved state and deferred replay.
 
-    The state cannot be trimmed, so it is saved before every verify with drafts. When drafts are
+    The state cannot be trimmed, so it is saved before a verify with drafts. When drafts are
     rejected the saved state comes back, and the confirmed tokens since then are decoded again
     in front of the next batch: no extra pass, one extra copy of the state.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._held = 0
-        self._saved = False
+        self._held = self._confirmed = 0
+        self._saved: int | None = None
+        """Length at the checkpoint that belongs to the present tokens."""
+        self._settled = True
 
     @property
     def held(self) -> int:
         return self._held
 
-    def start(self, length: int) -> None:
-        self._held = length
-        self._saved = False
+    @property
+    def extra_rows(self) -> int:
+        return self._confirmed - self._held
 
-    def before_verify(self) -> None:
-        self._target.checkpoint()
-        self._saved = True
+    def start(self, length: int) -> None:
+        self._held = self._confirmed = length
+        self._saved = None
+        self._settled = True
+
+    def before_verify(self, drafts: int) -> None:
+        # What was restored last is still saved: the same state need not be copied again.
+        if drafts and self._saved != self._held:
+            self._saved = None
+            self._target.checkpoint()
+            self._saved = self._held
+        self._settled = False
 
     def settle(self, decoded: int, keep: int) -> None:
-        if keep == decoded:
-            self._held = keep
-        else:
-            self._held = self._target.restore()
-        self._saved = False
+        self._held = keep if keep == decoded else self._target.restore()
+        self._confirmed = keep
+        self._settled = True
 
     def undo(self, length: int) -> None:
-        if self._saved:
-            self._held = self._target.restore()
-            self._saved = False
-        self._held = min(self._held, length, self._target.length())
+        if not self._settled or self._target.length() > length:
+            self._return(length)
+        self._held = self._target.length()
+        self._confirmed = length
+        self._settled = True
+
+    def _return(self, length: int) -> None:
+        """Back to the checkpoint, which may be some steps old, or to nothing."""
+        if self._saved is not None and self._saved <= length:
+            try:
+                self._target.restore()
+            except (LibraryError, UsageError):
+                self._target.clear()  # an interrupt hit the copying itself
+                self._saved = None
+        else:
+            self._target.clear()
+            self._saved = None
+
+
+def choose_rollback(wanted: str, *, is_recurrent: bool, architecture: str) -> RollbackMode:
+    """The mode that `wanted` means for a target; UsageError where it cannot work.
+
+    Whether the library keeps snapshots of an architecture is known with its context only
+    (`check_snapshots`).
+    """
+    if wanted not in ROLLBACK_CHOICES:
+        raise UsageError(f"rollback is {wanted!r}: choose one of {', '.join(ROLLBACK_CHOICES)}")
+    snapshots_only = architecture in SNAPSHOTS_ONLY
+    if wanted == "auto":
+        if snapshots_only:
+            return "snapshots"
+        return "checkpoint" if is_recurrent else "trim"
+    if wanted == "trim" and (is_recurrent or snapshots_only):
+        raise UsageError(
+            f"rollback is trim, which cannot work on architecture {architecture}: its memory is "
+            f"not one of separate positions; use --rollback auto"
+        )
+    if wanted == "snapshots" and not (is_recurrent or snapshots_only):
+        raise UsageError(
+            f"rollback is snapshots, which are copies of recurrent state, and architecture "
+            f"{architecture} has none: use --rollback auto"
+        )
+    if wanted == "checkpoint" and snapshots_only:
+        raise UsageError(
+            f"rollback is checkpoint, which cannot work on architecture {architecture}: use "
+            f"--rollback auto"
+        )
+    return "trim" if wanted == "trim" else "snapshots" if wanted == "snapshots" else "checkpoint"
+
+
+def check_snapshots(wanted: int, kept: int, architecture: str) -> None:
+    """UsageError where the library keeps fewer snapshots than were asked of it."""
+    if kept < wanted:
+        raise UsageError(
+            f"rollback is snapshots, and this llama.cpp library keeps {kept} of {wanted} for "
+            f"architecture {architecture}: use --rollback checkpoint or auto"
+        )
+
+
+def make_rollback(mode: RollbackMode, target: Target) -> Rollback:
+    """The implementation of `mode` on `target`."""
+    match mode:
+        case "trim":
+            return TrimRollback(target)
+        case "snapshots":
+            return SnapshotRollback(target)
+        case "checkpoint":
+            return CheckpointRollback(target)

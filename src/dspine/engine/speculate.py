@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from time import perf_counter
 
 from dspine.engine.loop import Run, StepResult
@@ -10,6 +11,9 @@ from dspine.engine.rollback import MAX_REPLAY, Rollback
 from dspine.engine.trace import DecodeRecord
 from dspine.engine.verify import accept_rows
 from dspine.engine.width import Outcome, WidthPolicy
+from dspine.errors import DspineError
+
+log = logging.getLogger("dspine")
 
 
 class SpeculativeStepper:
@@ -30,6 +34,7 @@ class SpeculativeStepper:
         self._policy = policy
         self._rollback = rollback
         self._disabled_reason = disabled_reason
+        self._drafting = True
 
     @property
     def disabled_reason(self) -> str | None:
@@ -52,26 +57,27 @@ class SpeculativeStepper:
         run, sequence = self._run, self._run.sequence
         anchor, position = sequence.anchor, sequence.anchor_position
 
+        replayed_ms = self._replay(position)
         started = perf_counter()
         proposal = NOTHING
-        limit = run.room - 1 - (position - self._rollback.held)
-        if limit > 0:
-            extra = position - self._rollback.held
-            proposal = self._proposer.propose(
-                Ask(anchor, position, limit, run.chooser.draw(), extra)
-            )
+        extra = self._rollback.extra_rows
+        limit = min(run.room, run.target.max_rows - extra) - 1
+        asked = limit > 0 and self._drafting
+        if asked:
+            ask = Ask(anchor, position, limit, run.chooser.draw(), extra)
+            proposal = self._proposer.propose(ask)
             if proposal.tokens:
                 proposal = proposal.first(run.chooser.allowed(proposal.tokens))
+        if proposal.tokens and not self._can_verify(len(proposal.tokens)):
+            proposal = NOTHING
         drafts = proposal.tokens
         drafted_at = perf_counter()
 
-        if position - self._rollback.held > MAX_REPLAY:
-            self._replay(position)
         held = self._rollback.held
         feed = (*sequence.tokens[held:], *drafts)
         first_row = position - held
-        if drafts:
-            self._rollback.before_verify()
+        if not drafts:
+            self._rollback.before_verify(0)
         run.target.decode(feed, held, "all")
         run.target.wait()
         verified_at = perf_counter()
@@ -85,7 +91,7 @@ class SpeculativeStepper:
         self._rollback.settle(held + len(feed), position + kept)
         draft_ms = (drafted_at - started) * 1000.0
         verify_ms = (verified_at - drafted_at) * 1000.0
-        if limit > 0:
+        if asked:
             self._policy.observe(Outcome(len(drafts), verdict.tokens, draft_ms, verify_ms))
         if run.trace is not None:
             run.trace.steps.append(DecodeRecord(held, feed, position + kept, first_row, kept))
@@ -95,18 +101,38 @@ class SpeculativeStepper:
             accepted=verdict.accepted,
             proposer=proposal.proposer,
             draft_ms=draft_ms,
-            verify_ms=verify_ms,
+            verify_ms=replayed_ms + verify_ms,
             reason=verdict.reason,
         )
 
-    def _replay(self, position: int) -> None:
-        """Decode confirmed tokens that piled up since the last checkpoint, without drafts."""
+    def _replay(self, position: int) -> float:
+        """Decode confirmed tokens that piled up before `position`, without drafts; ms it took.
+
+        Few of them wait for the next verify instead, as long as a draft fits beside them.
+        """
         run, held = self._run, self._rollback.held
-        tokens = tuple(run.sequence.tokens[held:position])
-        run.target.decode(tokens, held, "none")
-        self._rollback.start(position)
-        if run.trace is not None:
-            run.trace.steps.append(DecodeRecord(held, tokens, position, len(tokens), 0))
+        if position - held <= min(MAX_REPLAY, max(0, run.target.max_rows - 2)):
+            return 0.0
+        started = perf_counter()
+        self._rollback.before_verify(0)
+        for first in range(held, position, run.target.n_batch):
+            tokens = tuple(run.sequence.tokens[first : min(first + run.target.n_batch, position)])
+            run.target.decode(tokens, first, "none")
+            if run.trace is not None:
+                end = first + len(tokens)
+                run.trace.steps.append(DecodeRecord(first, tokens, end, len(tokens), 0))
+        self._rollback.settle(position, position)
+        return (perf_counter() - started) * 1000.0
+
+    def _can_verify(self, drafts: int) -> bool:
+        """Save what a verify with drafts needs; without it, drafting ends for good."""
+        try:
+            self._rollback.before_verify(drafts)
+        except DspineError as error:
+            self._drafting = False
+            self._disabled_reason = f"rejected drafts could not be taken back: {error}"
+            log.warning("drafting is off: %s", self._disabled_reason)
+        return self._drafting
 
     def undo(self) -> None:
         length = self._run.sequence.anchor_position

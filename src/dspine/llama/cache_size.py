@@ -33,6 +33,7 @@ def check_cache(
     type_k: str,
     type_v: str,
     flash_attention: bool,
+    swa_full: bool = False,
 ) -> None:
     """UsageError for a cache type that cannot be used, CapacityError for a cache too large."""
     for name, value in (("cache_type_k", type_k), ("cache_type_v", type_v)):
@@ -52,8 +53,10 @@ def check_cache(
             f"a context of {n_ctx} tokens is above the {model.context_train} that this target "
             f"was trained for: choose at most {model.context_train}"
         )
-    if model.n_gpu_layers:
-        return  # the cache lies on the device; its own allocation fails with a reason
+    if model.n_gpu_layers or (model.window and not swa_full):
+        # On a device its own allocation fails with a reason. A windowed cache is smaller than
+        # what is counted below, and the file does not always say by how much.
+        return
     needed = n_ctx * n_sequences * bytes_per_position(model, type_k, type_v)
     free = available_bytes()
     if free is not None and needed > free:
@@ -97,6 +100,16 @@ def available_bytes() -> int | None:
     if "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def free_state_bytes(model: Model) -> int | None:
+    """Memory free for a copy of recurrent state where the target's layers lie, if known."""
+    if not model.n_gpu_layers:
+        return available_bytes()
+    from dspine.ggml.device import devices
+
+    free = [device.memory()[0] for device in devices() if device.kind != "cpu"]
+    return sum(free) if free else available_bytes()
 
 
 def _value_bytes(values: int, cache_type: str) -> int:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dspine.errors import CapacityError, ClosedError, LibraryError, UsageError
 from dspine.llama.batch import Batch
-from dspine.llama.cache_size import CACHE_TYPES, check_cache
+from dspine.llama.cache_size import CACHE_TYPES, check_cache, free_state_bytes
 from dspine.llama.checks import require_count
 from dspine.llama.log import capture
 from dspine.llama.memory import Memory
@@ -37,7 +37,9 @@ class Context:
     `n_ctx` is the number of positions of each sequence (with `shared_cache`: of all sequences
     together). `taps` are layer ids whose output rows `features` returns. `embeddings` makes
     `hidden` available and computes logits for every row. `max_outputs` bounds the rows with
-    logits in one batch (default `n_batch`) and with it the memory for them.
+    logits in one batch (default `n_batch`) and with it the memory for them. `snapshots` copies
+    of recurrent state let as many of the last rows be removed again; the attribute is what the
+    library keeps, 0 where it cannot. `swa_full` keeps positions that left a sliding window.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Context:
         embeddings: bool = False,
         shared_cache: bool = False,
         max_outputs: int | None = None,
+        snapshots: int = 0,
+        swa_full: bool = False,
         taps_by_callback: bool = False,
     ) -> None:
         handle = model._open()
@@ -67,6 +71,7 @@ class Context:
             ("max_outputs", 1 if max_outputs is None else max_outputs),
         ):
             require_count(name, value)
+        require_count("snapshots", snapshots, 0)
         if n_sequences > api.llama_max_parallel_sequences():
             raise UsageError(
                 f"n_sequences is {n_sequences}: this library serves at most "
@@ -80,6 +85,7 @@ class Context:
             cache_type_k,
             cache_type_v,
             flash_attention,
+            swa_full,
         )
         self.model = model
         self.n_ctx = n_ctx
@@ -98,6 +104,11 @@ class Context:
         if embeddings or max_outputs is None:
             max_outputs = rows
         self.max_outputs = min(rows, max(max_outputs, n_sequences))
+        if snapshots and rows < snapshots + 2:
+            raise UsageError(
+                f"{snapshots} snapshots need batches of at least {snapshots + 2} tokens, this "
+                f"context has {rows}: raise the batch size (-b) or draft less"
+            )
 
         callback = (
             CallbackTaps(handle.native, taps, model.hidden_size, rows)
@@ -124,6 +135,8 @@ class Context:
         params.type_k, params.type_v = CACHE_TYPES[cache_type_k], CACHE_TYPES[cache_type_v]
         params.embeddings = embeddings
         params.kv_unified = shared_cache
+        params.n_rs_seq = snapshots
+        params.swa_full = swa_full
         params.no_perf = True
         if callback is not None:
             params.cb_eval = callback.callback
@@ -143,11 +156,23 @@ class Context:
             self._one_sequence_taps = callback is not None and n_sequences > 1
             if taps and callback is None:
                 self._tap_reader = LayerInputTaps(handle.native, pointer, taps, model.hidden_size)
+            self.snapshots: int = api.llama_n_rs_seq(pointer) if model.is_recurrent else 0
             self.state = State(
-                api, self._pointer, n_sequences, model.is_recurrent, self._last_position
+                api,
+                self._pointer,
+                n_sequences,
+                model.is_recurrent,
+                self._last_position,
+                self._cut,
+                lambda: free_state_bytes(model),
             )
             self.memory = Memory(
-                api, self._memory_pointer, n_sequences, shared_cache, self.state.forget_from
+                api,
+                self._memory_pointer,
+                n_sequences,
+                shared_cache,
+                0 if swa_full or model.is_recurrent else model.window,
+                self.state.forget_from,
             )
         except BaseException:
             self.close()
@@ -249,6 +274,9 @@ class Context:
 
     def _last_position(self, sequence: int) -> int:
         return self.memory.last_position(sequence)
+
+    def _cut(self, sequence: int, length: int) -> bool:
+        return self.memory.remove(sequence, length)
 
     def _output_row(self, row: int) -> int:
         if not 0 <= row < len(self._wanted):

@@ -17,22 +17,32 @@ class Memory:
         pointer: Callable[[], int],
         n_sequences: int,
         shared_cache: bool,
+        window: int,
         changed: Callable[[int, int], None],
     ) -> None:
+        """`window`: of the attention cache, 0 where it keeps every position.
+
+        `changed(sequence, start)` hears that positions from `start` on are gone.
+        """
         self._api = api
         self._pointer = pointer
         self._n_sequences = n_sequences
         self._shared_cache = shared_cache
+        self._window = window
         self._changed = changed
 
     def remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Forget positions [start, end) of a sequence; -1 means to its end.
 
-        False when the model cannot forget that part: recurrent state has no earlier version.
+        False when the model cannot forget that part: recurrent state has no earlier version,
+        and a sliding window that went on no longer has what the earlier one saw. Nothing is
+        changed then.
         """
         self._check(sequence)
         if start < 0:
             raise UsageError(f"position {start} is negative: positions start at 0")
+        if end < 0 and not self._window_remains(sequence, start):
+            return False
         done = bool(self._api.llama_memory_seq_rm(self._pointer(), sequence, start, end))
         if done:
             self._changed(sequence, start)
@@ -40,14 +50,22 @@ class Memory:
 
     def clear(self) -> None:
         """Forget everything of all sequences."""
-        self._api.llama_memory_clear(self._pointer(), False)
         for sequence in range(self._n_sequences):
             self._changed(sequence, 0)
+        self._api.llama_memory_clear(self._pointer(), False)
 
     def last_position(self, sequence: int) -> int:
         """Last position that is present, -1 when the sequence is empty."""
         self._check(sequence)
         return int(self._api.llama_memory_seq_pos_max(self._pointer(), sequence))
+
+    def first_position(self, sequence: int) -> int:
+        """First position that is present, -1 when the sequence is empty.
+
+        Above 0 where positions left a sliding window; the last one of a recurrent target.
+        """
+        self._check(sequence)
+        return int(self._api.llama_memory_seq_pos_min(self._pointer(), sequence))
 
     def copy(self, source: int, destination: int, start: int = 0, end: int = -1) -> None:
         """Give `destination` the positions [start, end) of `source`, replacing what it had.
@@ -69,6 +87,12 @@ class Memory:
             self._pointer(), source, destination, -1 if whole else start, -1 if whole else end
         )
         self._changed(destination, 0)
+
+    def _window_remains(self, sequence: int, start: int) -> bool:
+        """Whether a next token at `start` would find all that its window shows."""
+        if not self._window or start == 0:
+            return True
+        return self.first_position(sequence) <= max(0, start - self._window + 1)
 
     def _check(self, sequence: int) -> None:
         if not 0 <= sequence < self._n_sequences:

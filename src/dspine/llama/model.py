@@ -67,6 +67,8 @@ class Model:
             api.llama_model_is_recurrent(pointer) or api.llama_model_is_hybrid(pointer)
         )
         """Recurrent or hybrid: its memory cannot be trimmed to an earlier position."""
+        self.window: int = api.llama_model_n_swa(pointer)
+        """Positions that its sliding-window layers see, 0 without such layers."""
         self.size_bytes: int = api.llama_model_size(pointer)
         self.num_parameters: int = api.llama_model_n_params(pointer)
         self.tokenizer = Tokenizer(handle.native, api.llama_model_get_vocab(pointer), self._open)

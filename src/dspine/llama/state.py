@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from dspine.errors import LibraryError, UsageError
+from dspine.errors import CapacityError, LibraryError, UsageError
 from dspine.llama.log import capture
 
 
@@ -26,12 +26,17 @@ class State:
         n_sequences: int,
         is_recurrent: bool,
         last_position: Callable[[int], int],
+        cut: Callable[[int, int], bool],
+        free_bytes: Callable[[], int | None],
     ) -> None:
+        """`cut(sequence, length)` trims the memory; `free_bytes` is what a copy may take."""
         self._api = api
         self._pointer = pointer
         self._n_sequences = n_sequences
         self._is_recurrent = is_recurrent
         self._last_position = last_position
+        self._cut = cut
+        self._free_bytes = free_bytes
         self._flags = api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY | api.LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
         self._buffers: dict[int, tuple[Any, int]] = {}
         self._positions: dict[int, int] = {}
@@ -39,13 +44,18 @@ class State:
     def checkpoint(self, sequence: int) -> int:
         """Remember the present point of a sequence (replacing its earlier checkpoint).
 
-        Returns the next position, i.e. how many positions the sequence has.
+        Returns the next position, i.e. how many positions the sequence has. Raises CapacityError
+        when the copy does not fit into memory; the library would end the process.
         """
         next_position = self._next(sequence)
+        # Until the new one is whole there is none: an interrupt may come between the two.
+        self._positions.pop(sequence, None)
         if self._is_recurrent and next_position > 0:
             pointer = self._pointer()
             size = self._api.llama_state_seq_get_size_ext(pointer, sequence, self._flags)
             buffer, room = self._buffers.get(sequence, (None, 0))
+            if buffer is None:
+                self._check_room(sequence)
             if room < size:
                 buffer = (ctypes.c_uint8 * size)()
             mark = capture.mark()
@@ -60,6 +70,17 @@ class State:
         self._positions[sequence] = next_position
         return next_position
 
+    def bytes_per_copy(self, sequence: int) -> int:
+        """Bytes of one copy of what a checkpoint keeps; 0 for attention-only targets.
+
+        The sequence must not be empty.
+        """
+        if not self._is_recurrent:
+            return 0
+        self._next(sequence)
+        flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        return int(self._api.llama_state_seq_get_size_ext(self._pointer(), sequence, flags))
+
     def checkpoint_position(self, sequence: int) -> int | None:
         """Next position at the sequence's checkpoint, or None without one."""
         return self._positions.get(sequence)
@@ -71,7 +92,6 @@ class State:
         if position is None:
             raise UsageError(f"sequence {sequence} has no checkpoint to return to")
         pointer = self._pointer()
-        memory = self._api.llama_get_memory(pointer)
         if self._is_recurrent and position > 0:
             buffer, written = self._buffers[sequence]
             mark = capture.mark()
@@ -82,12 +102,7 @@ class State:
                 raise LibraryError(
                     f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}"
                 )
-        if not self._api.llama_memory_seq_rm(memory, sequence, position, -1):
-            raise LibraryError(
-                f"sequence {sequence} cannot be cut back to {position} tokens although its "
-                f"state was restored"
-            )
-        return position
+        return self._cut_to(sequence, position)
 
     def forget_from(self, sequence: int, start: int) -> None:
         """Drop the checkpoint when positions before it were removed or replaced."""
@@ -106,18 +121,11 @@ class State:
         holds (it may hold more). Returns the next position.
         """
         self._check(sequence)
-        pointer = self._pointer()
         self.forget_from(sequence, position)
         if data:
             flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
             self._write(sequence, data, flags)
-        memory = self._api.llama_get_memory(pointer)
-        if not self._api.llama_memory_seq_rm(memory, sequence, position, -1):
-            raise LibraryError(
-                f"sequence {sequence} cannot be cut back to {position} tokens although its "
-                f"state was restored"
-            )
-        return self._next(sequence)
+        return self._cut_to(sequence, position)
 
     def save(self, sequence: int) -> bytes:
         """The whole sequence (cache and state) as bytes, for `load` on a like context."""
@@ -146,6 +154,7 @@ class State:
             )
         return self._next(sequence)
 
+<<<<<<< HEAD
     def _read(self, sequence: int, flags: int) -> bytes:
         pointer = self._pointer()
         size = self._api.llama_state_seq_get_size_ext(pointer, sequence, flags)
@@ -164,6 +173,22 @@ class State:
         ):
             raise LibraryError(
                 f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}"
+=======
+    def _cut_to(self, sequence: int, position: int) -> int:
+        if not self._cut(sequence, position) or self._next(sequence) != position:
+            raise LibraryError(
+                f"sequence {sequence} cannot return to its first {position} tokens: not all of "
+                f"them are in memory any more"
+            )
+        return position
+
+    def _check_room(self, sequence: int) -> None:
+        needed, free = self.bytes_per_copy(sequence), self._free_bytes()
+        if free is not None and needed > free:
+            raise CapacityError(
+                f"a copy of the target's state needs {needed / 2**20:.0f} MiB and "
+                f"{free / 2**20:.0f} MiB of memory are free"
+>>>>>>> 24e7d63 (Rollback in three modes: trim, snapshots, checkpoint; waiting tokens cost rows, not room)
             )
 
     def _next(self, sequence: int) -> int:

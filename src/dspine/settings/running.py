@@ -82,6 +82,15 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         commands=EVERY_LOADING_COMMAND,
     ),
     Setting(
+        name="swa_full",
+        flags=("--swa-full",),
+        kind="switch",
+        default=False,
+        group="Model",
+        help="Keep all positions of sliding-window layers, not only those in the window.",
+        commands=("run",),
+    ),
+    Setting(
         name="threads",
         flags=("-t", "--threads"),
         kind="int",
@@ -143,6 +152,18 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         "0 is the default.",
         commands=("run",),
         placeholder="N",
+    ),
+    Setting(
+        name="rollback",
+        flags=("--rollback",),
+        kind="choice",
+        default="auto",
+        choices=("auto", "trim", "snapshots", "checkpoint"),
+        group="Speed",
+        help="How rejected drafts leave the target's memory: trim cuts the cache; checkpoint "
+        "copies the state of recurrent layers before a block, snapshots after each of its "
+        "tokens. auto takes trim, and checkpoint for targets with recurrent layers.",
+        commands=("run",),
     ),
     Setting(
         name="ngram_min_match",
