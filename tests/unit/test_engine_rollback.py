@@ -208,7 +208,7 @@ def test_an_interrupt_anywhere_can_be_undone_and_decoding_goes_on(
     network = DrafterProposer(policy, drafter, target, max_positions=999)
     stepper = SpeculativeStepper(run, network, policy, make_rollback(mode, target))
     target.decode([1, 2, 3], 0, "none")
-    stepper.begin()
+    stepper.begin(0)
     stepper.saw_prompt(0, 3)
     stepper.prompt_done()
     while run.sequence.emitted < 40:

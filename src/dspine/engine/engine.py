@@ -61,7 +61,8 @@ class EngineParts:
     """What an engine is made of; `dspine.engine.load` makes them from files, tests from fakes.
 
     `drafter` is None when there is none or when it does not pay here; `disabled_reason` says
-    why, if one was asked for. `policy` knows the widths. `close` frees everything.
+    why, if one was asked for. `policy` knows the widths. `rollback` None is the mode that suits
+    the memory. `close` frees everything.
     """
 
     model_path: Path
@@ -70,8 +71,8 @@ class EngineParts:
     policy: WidthPolicy
     proposer: ProposerName
     template: ChatTemplate | None = None
-    rollback: RollbackMode = "trim"
     is_recurrent: bool = False
+    rollback: RollbackMode | None = None
     drafter: Drafter | None = None
     drafter_path: Path | None = None
     max_positions: int = 0
@@ -94,7 +95,7 @@ class Engine:
         self._parts = parts
         self._closed = False
         self._busy = False
-        self._rollback: Rollback = make_rollback(parts.rollback, parts.target)
+        self._rollback: Rollback = make_rollback(self.rollback, parts.target)
         self._proposer = _make_proposer(parts)
         self._held = HeldContext(parts.target, self._proposer, is_recurrent=parts.is_recurrent)
         self._grammars = Grammars(parts.tokenizer)
@@ -148,7 +149,7 @@ class Engine:
     @property
     def rollback(self) -> RollbackMode:
         """How rejected drafts leave the target's memory: trim, snapshots or checkpoint."""
-        return self._parts.rollback
+        return self._parts.rollback or ("checkpoint" if self._parts.is_recurrent else "trim")
 
     @property
     def disabled_reason(self) -> str | None:

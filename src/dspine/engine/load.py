@@ -260,6 +260,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             proposer=options.proposer,
             template=_template(options, model),
             rollback=rollback,
+            is_recurrent=model.is_recurrent,
             drafter=drafter,
             drafter_path=options.drafter,
             max_positions=min(file.config.max_positions, n_ctx) if file else 0,

@@ -154,7 +154,6 @@ class State:
             )
         return self._next(sequence)
 
-<<<<<<< HEAD
     def _read(self, sequence: int, flags: int) -> bytes:
         pointer = self._pointer()
         size = self._api.llama_state_seq_get_size_ext(pointer, sequence, flags)
@@ -173,7 +172,8 @@ class State:
         ):
             raise LibraryError(
                 f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}"
-=======
+            )
+
     def _cut_to(self, sequence: int, position: int) -> int:
         if not self._cut(sequence, position) or self._next(sequence) != position:
             raise LibraryError(
@@ -188,7 +188,6 @@ class State:
             raise CapacityError(
                 f"a copy of the target's state needs {needed / 2**20:.0f} MiB and "
                 f"{free / 2**20:.0f} MiB of memory are free"
->>>>>>> 24e7d63 (Rollback in three modes: trim, snapshots, checkpoint; waiting tokens cost rows, not room)
             )
 
     def _next(self, sequence: int) -> int:
