@@ -127,7 +127,7 @@ def test_random_blocks_interrupts_and_clears_leave_the_confirmed_tokens(
                 right = chance.randint(0, width - 1)
                 drafts = [*future[at : at + right], *text(width - 1 - right, at)]
                 # Waiting tokens have been decoded alone if they are many, as the stepper does.
-                if rig.rollback.extra_rows > 16 or chance.random() < 0.1:
+                if rig.waiting > 16 or chance.random() < 0.1:
                     replay(rig)
                 if chance.random() < 0.25:
                     with monkeypatch.context() as patch:
@@ -138,7 +138,7 @@ def test_random_blocks_interrupts_and_clears_leave_the_confirmed_tokens(
                         rig.tokens = before
                     rig.rollback.undo(len(before) - 1)
                     assert rig.target.length() == rig.rollback.held <= len(before) - 1
-                    if len(before) - 1 - rig.rollback.held > 16:
+                    if rig.waiting > 16:
                         replay(rig)
                 position = len(rig.tokens) - 1
                 fresh.check(position, rig.verify(drafts, right), kind.bound)
@@ -197,7 +197,7 @@ def test_two_sequences_in_one_context_do_not_meet(kind: Kind, models: dict[str, 
                 rig.prefill(prompts[number])  # clears one sequence, not the other
             at = len(rig.tokens) - len(prompts[number])
             right = chance.randint(0, 3)
-            if rig.rollback.extra_rows > 16:
+            if rig.waiting > 16:
                 replay(rig)
             position = len(rig.tokens) - 1
             drafts = [*future[at : at + right], *text(4, step)]

@@ -80,6 +80,11 @@ class Rig:
         self.first_row = 0
         """Of the last verify: the row of the anchor; waiting tokens are before it."""
 
+    @property
+    def waiting(self) -> int:
+        """Confirmed tokens before the anchor that are not in memory."""
+        return len(self.tokens) - 1 - self.rollback.held
+
     def prefill(self, prompt: Sequence[int]) -> None:
         """All but the last token, in batches."""
         self.target.clear()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dspine.engine.events import Finish, Step
 from dspine.engine.loop import generate
 from dspine.engine.plain import PlainStepper
+from dspine.engine.proposal import Ask, Proposal
 from dspine.engine.proposers import DrafterProposer
 from dspine.engine.replay import replay
 from dspine.engine.rollback import (
@@ -20,7 +21,6 @@ from dspine.engine.rollback import (
     CheckpointRollback,
     Rollback,
     RollbackMode,
-    SnapshotRollback,
     TrimRollback,
     check_snapshots,
     choose_rollback,
@@ -102,21 +102,26 @@ def test_sixteen_confirmed_tokens_wait_and_seventeen_get_a_decode_of_their_own()
     assert half[11][0] == 20 and len(half[11][1]) == 4
 
 
-def test_waiting_rows_are_known_before_the_next_width_is_chosen() -> None:
+def test_the_width_policy_hears_of_waiting_rows() -> None:
     target = make_target("checkpoint", 1)
-    rollback = CheckpointRollback(target)
-    target.decode([1, 2, 3], 0, "none")
-    rollback.start(3)
-    assert (rollback.held, rollback.extra_rows) == (3, 0)
-    rollback.before_verify(7)
-    target.decode([4] * 8, 3, "all")
-    rollback.settle(11, 8)
-    assert (rollback.held, rollback.extra_rows) == (3, 5)
-    rollback.before_verify(0)
-    target.decode([4] * 6, 3, "all")
-    rollback.settle(9, 9)
-    assert (rollback.held, rollback.extra_rows) == (9, 0)
-    assert TrimRollback(target).extra_rows == SnapshotRollback(target).extra_rows == 0
+    asks: list[Ask] = []
+
+    class Listening(DrafterProposer):
+        def propose(self, ask: Ask) -> Proposal:
+            asks.append(ask)
+            return super().propose(ask)
+
+    run = make_run(target, [1, 2, 3], max_tokens=12, end=None)
+    policy = FixedWidth({"dspine": 3})
+    drafter = FakeDrafter(
+        lambda tokens, count: [*plain_answer(target.next_token, tokens, 1), *[0] * (count - 1)]
+    )
+    network = Listening(policy, drafter, target, max_positions=99)
+    stepper = SpeculativeStepper(run, network, policy, CheckpointRollback(target))
+    collect(list(generate(run, stepper)))
+    rows = [len(rows) for _, rows in target.decoded[1:]]
+    assert [ask.extra for ask in asks][:4] == [0, 2, 4, 6]
+    assert rows[:4] == [0 + 4, 2 + 4, 4 + 4, 6 + 4]
 
 
 @pytest.mark.parametrize("n_batch", [1, 2, 3, 5, 9])

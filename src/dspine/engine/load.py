@@ -58,8 +58,6 @@ class LoadOptions:
     n_batch: int
     n_gpu_layers: int
     spec_draft_n_max: int | None
-    rollback: str
-    swa_full: bool
     flash_attention: bool | None
     cache_type_k: str
     cache_type_v: str
@@ -71,6 +69,8 @@ class LoadOptions:
     ngram_min_match: int
     ngram_table: Path | None
     chat_template: str | None
+    rollback: str = "auto"
+    swa_full: bool = False
 
 
 def load(

@@ -24,10 +24,6 @@ class Rollback(Protocol):
     def held(self) -> int:
         """Positions in memory; confirmed tokens beyond it go in front of the next batch."""
 
-    @property
-    def extra_rows(self) -> int:
-        """Rows that the next verify has in front of its anchor, and pays for."""
-
     def start(self, length: int) -> None:
         """The memory holds `length` confirmed positions."""
 
@@ -50,8 +46,6 @@ class TrimRollback:
     That holds for sliding windows too: while a block is decoded, they keep what its first row
     sees.
     """
-
-    extra_rows = 0
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -104,7 +98,7 @@ class CheckpointRollback:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._held = self._confirmed = 0
+        self._held = 0
         self._saved: int | None = None
         """Length at the checkpoint that belongs to the present tokens."""
         self._settled = True
@@ -113,12 +107,8 @@ class CheckpointRollback:
     def held(self) -> int:
         return self._held
 
-    @property
-    def extra_rows(self) -> int:
-        return self._confirmed - self._held
-
     def start(self, length: int) -> None:
-        self._held = self._confirmed = length
+        self._held = length
         self._saved = None
         self._settled = True
 
@@ -132,14 +122,12 @@ class CheckpointRollback:
 
     def settle(self, decoded: int, keep: int) -> None:
         self._held = keep if keep == decoded else self._target.restore()
-        self._confirmed = keep
         self._settled = True
 
     def undo(self, length: int) -> None:
         if not self._settled or self._target.length() > length:
             self._return(length)
         self._held = self._target.length()
-        self._confirmed = length
         self._settled = True
 
     def _return(self, length: int) -> None:

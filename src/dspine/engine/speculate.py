@@ -60,7 +60,7 @@ class SpeculativeStepper:
         replayed_ms = self._replay(position)
         started = perf_counter()
         proposal = NOTHING
-        extra = self._rollback.extra_rows
+        extra = position - self._rollback.held
         limit = min(run.room, run.target.max_rows - extra) - 1
         asked = limit > 0 and self._drafting
         if asked:
