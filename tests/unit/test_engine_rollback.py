@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspine.engine.choose import GreedyChooser
 from dspine.engine.events import Finish, Step
 from dspine.engine.loop import generate
 from dspine.engine.plain import PlainStepper
@@ -65,7 +66,7 @@ def answer(
     assert outcome.tokens == plain_answer(target.next_token, [1, 2, 3], count)
     assert network.disabled_reason is None
     assert run.trace is not None
-    again = replay(target, run.trace, rollback)
+    again = replay(target, run.trace, outcome.tokens, GreedyChooser(target), rollback)
     assert list(again.tokens) == outcome.tokens, "the trace cannot be repeated"
     return outcome
 
