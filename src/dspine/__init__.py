@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from dspine.engine.events import Finish as Finish
     from dspine.engine.events import Prefill as Prefill
     from dspine.engine.events import Step as Step
+    from dspine.engine.events import TokenLogprob as TokenLogprob
     from dspine.engine.load import load as load
     from dspine.engine.session import Session as Session
     from dspine.engine.stats import ProposerStats as ProposerStats
     from dspine.engine.stats import Stats as Stats
     from dspine.errors import DspineError as DspineError
+    from dspine.text.grammar import GrammarOptions as GrammarOptions
 
 _HOMES = {
     "Comparison": "dspine.engine.compare",
@@ -34,12 +36,14 @@ _HOMES = {
     "DspineError": "dspine.errors",
     "Engine": "dspine.engine.engine",
     "Finish": "dspine.engine.events",
+    "GrammarOptions": "dspine.text.grammar",
     "Prefill": "dspine.engine.events",
     "ProposerStats": "dspine.engine.stats",
     "Result": "dspine.engine.engine",
     "Session": "dspine.engine.session",
     "Stats": "dspine.engine.stats",
     "Step": "dspine.engine.events",
+    "TokenLogprob": "dspine.engine.events",
     "load": "dspine.engine.load",
 }
 
@@ -49,12 +53,14 @@ __all__ = [
     "DspineError",
     "Engine",
     "Finish",
+    "GrammarOptions",
     "Prefill",
     "ProposerStats",
     "Result",
     "Session",
     "Stats",
     "Step",
+    "TokenLogprob",
     "__version__",
     "load",
 ]

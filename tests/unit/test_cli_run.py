@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from dspine.engine.engine import Engine, EngineParts
 from dspine.engine.events import Event, Finish, Step
 from dspine.engine.stats import ProposerStats, Stats
 from dspine.engine.width import FixedWidth
+from dspine.settings import settings_of
 from tests.support.fake_target import FakeTarget
 
 LETTERS = "\0abcdefgh"
@@ -118,6 +120,43 @@ def test_json_is_one_document_with_the_answer(
     assert document["stats"]["tokens"] == len(document["tokens"])
 
 
+@pytest.mark.parametrize("compare", [False, True])
+@pytest.mark.parametrize("kind", ["regex", "grammar", "file"])
+def test_an_answer_follows_the_constraint_that_was_given(
+    seen: list[Options],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    kind: str,
+    compare: bool,
+) -> None:
+    grammar = 'root ::= x x x "h"\nx ::= [ab]'
+    (tmp_path / "g.gbnf").write_text(grammar)
+    flags = {
+        "regex": ["--regex", "[ab]{3}h"],
+        "grammar": ["--grammar", grammar],
+        "file": ["--grammar-file", str(tmp_path / "g.gbnf")],
+    }[kind]
+    assert run_cli(["run", *flags, *["--compare"] * compare, "abcdab"]) == 0
+    out = capsys.readouterr().out
+    assert out == "abah\n" if not compare else "abah\n" in out and "the same text" in out
+
+
+def test_json_shows_log_probabilities_with_their_texts(
+    seen: list[Options], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["run", "--json", "--logprobs", "2", "-n", "3", "abcdab"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [entry["token"] for entry in document["logprobs"]] == document["tokens"]
+    assert "".join(entry["text"] for entry in document["logprobs"]) == "cda"
+    # One logit is 1, the other eight are 0.
+    likely, other = 1 - math.log(math.e + 8), -math.log(math.e + 8)
+    for entry in document["logprobs"]:
+        assert entry["logprob"] == pytest.approx(likely, abs=1e-6)
+        assert entry["top"][0] == {key: entry[key] for key in ("token", "text", "logprob")}
+        assert entry["top"][1]["token"] == 0
+        assert entry["top"][1]["logprob"] == pytest.approx(other, abs=1e-6)
+
+
 def test_compare_json_has_the_promised_fields(
     seen: list[Options], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +200,15 @@ def test_the_prompt_may_come_from_a_pipe(
         (["run", "-n", "0", "a"], "-n is 0"),
         (["run", "--raw", "--system", "s", "a"], "--raw and --system exclude each other"),
         (["run", "--plain", "--compare", "a"], "--plain and --compare exclude each other"),
+        (["run", "--regex", "(a", "a"], "the regular expression cannot be used: line 1, column 8"),
+        (["run", "-j", "{", "a"], "the JSON schema is not JSON"),
+        (["run", "-j", '{"type": "integer"}', "a"], "the target has no token that goes on with"),
+        (["run", "--json-schema-file", "no.json", "a"], "cannot read no.json"),
+        (["run", "--grammar", "root ::= b", "a"], "Rule 'b' not found"),
+        (["run", "--grammar", "a", "--regex", "b", "a"], "--grammar, --regex exclude each other"),
+        (["run", "--logprobs", "1", "a"], "--logprobs is printed by --json"),
+        (["run", "--logprobs", "1", "--json", "--compare", "a"], "without --compare only"),
+        (["run", "--logprobs", "99", "--json", "a"], "logprobs is 99: ask for 0 to 9"),
         (["run", "a" * 65], "the prompt has 65 tokens, the context has 64"),
     ],
 )
@@ -181,7 +229,7 @@ def test_a_cancelled_answer_keeps_its_text_and_ends_with_130(
     events: list[Event] = [step, Finish("cancelled", STATS)]
     assert run_command.stream(events) == 130
     assert capsys.readouterr().out == "ab\n"
-    assert run_command.print_answer(events, {}) == 130
+    assert run_command.print_answer(events, {}, bytes) == 130
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "cancelled"
 
 
@@ -265,7 +313,10 @@ def test_an_unexplained_difference_is_an_error(
 
 
 def test_a_system_message_makes_the_prompt_a_conversation() -> None:
-    values = {"predict": -1, "raw": False, "prompt": None, "file": None, "stop": ()}
+    values = {
+        **{setting.name: setting.default for setting in settings_of("run")},
+        "predict": -1,
+    }
     requests = [
         read_request(Options({**values, "system": system}), "hi", io.StringIO())
         for system in ("be brief", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from dspine.cli.compare import print_comparison
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json, speed_line, warn
 from dspine.cli.session import open_engine, read_request
-from dspine.engine.events import Event, Finish, Step
+from dspine.engine.events import Event, Finish, Step, TokenLogprob
 from dspine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def command(options: Options, prompt_argument: str | None) -> int:
                 request.prompt,
                 max_tokens=request.max_tokens,
                 stop=request.stop,
+                grammar=request.grammar,
                 raw=request.raw,
                 cancel=cancel,
                 on_start=None if options.switch("json") else announce,
@@ -47,12 +48,14 @@ def command(options: Options, prompt_argument: str | None) -> int:
             request.prompt,
             max_tokens=request.max_tokens,
             stop=request.stop,
+            grammar=request.grammar,
+            logprobs=request.logprobs,
             raw=request.raw,
             plain=options.switch("plain"),
             cancel=cancel,
         )
         if options.switch("json"):
-            return print_answer(events, about(engine))
+            return print_answer(events, about(engine), engine.tokenizer.piece)
         return stream(events)
 
 
@@ -101,20 +104,39 @@ def stream(events: Iterable[Event]) -> int:
     return exit_code(finish)
 
 
-def print_answer(events: Iterable[Event], source: dict[str, Any]) -> int:
+def print_answer(
+    events: Iterable[Event], source: dict[str, Any], piece: Callable[[int], bytes]
+) -> int:
     """The whole answer as one document; returns the exit code."""
     text, tokens, finish = "", list[int](), None
+    logprobs: list[dict[str, Any]] | None = None
     for event in events:
         if isinstance(event, Step):
             text += event.text
             tokens.extend(event.tokens)
+            if event.logprobs is not None:
+                logprobs = logprobs or []
+                logprobs.extend(token_logprob(noted, piece) for noted in event.logprobs)
         elif isinstance(event, Finish):
             finish = event
     document = {**source, "text": text, "tokens": tokens}
+    if logprobs is not None:
+        document["logprobs"] = logprobs
     if finish is not None:
         document |= {"finish_reason": finish.reason, "stats": finish.stats.to_json()}
     print_json(document)
     return exit_code(finish)
+
+
+def token_logprob(noted: TokenLogprob, piece: Callable[[int], bytes]) -> dict[str, Any]:
+    """With the texts of the tokens; U+FFFD stands for part of a character."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = piece(token).decode("utf-8", "replace")
+        return {"token": token, "text": text, "logprob": logprob}
+
+    best = [entry(token, logprob) for token, logprob in noted.top]
+    return {**entry(noted.token, noted.logprob), "top": best}
 
 
 def exit_code(finish: Finish | None) -> int:

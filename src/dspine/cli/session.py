@@ -13,6 +13,7 @@ from dspine.errors import UsageError
 if TYPE_CHECKING:
     from dspine.engine.engine import Engine
     from dspine.engine.prompt import Prompt
+    from dspine.text.grammar import GrammarOptions
 
 FLASH_ATTENTION = {"auto": None, "on": True, "off": False}
 
@@ -25,6 +26,8 @@ class Request:
     raw: bool
     max_tokens: int | None
     stop: tuple[str, ...]
+    grammar: GrammarOptions | None
+    logprobs: int | None
 
 
 def read_request(options: Options, argument: str | None, standard_input: TextIO) -> Request:
@@ -34,6 +37,9 @@ def read_request(options: Options, argument: str | None, standard_input: TextIO)
         raise UsageError("-n is 0: ask for at least 1 token, or -1 for no limit")
     if raw and system is not None:
         raise UsageError("--raw and --system exclude each other: raw text has no system message")
+    logprobs = options.number("logprobs")
+    if logprobs >= 0 and (options.switch("compare") or not options.switch("json")):
+        raise UsageError("--logprobs is printed by --json without --compare only: change the two")
     text = read_prompt(argument, options.text("prompt"), options.path("file"), standard_input)
     user = {"role": "user", "content": text}
     return Request(
@@ -41,7 +47,33 @@ def read_request(options: Options, argument: str | None, standard_input: TextIO)
         raw=raw,
         max_tokens=None if count < 0 else count,
         stop=options.texts("stop"),
+        grammar=read_grammar(options),
+        logprobs=None if logprobs < 0 else logprobs,
     )
+
+
+def read_grammar(options: Options) -> GrammarOptions | None:
+    """The one constraint that was given; UsageError for several, or for what is no schema."""
+    names = ("json_schema", "json_schema_file", "grammar", "grammar_file", "regex")
+    given = [name for name in names if options.values[name] is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise UsageError(f"{flags} exclude each other: an answer follows one of them")
+    from dspine.text.grammar import GrammarOptions
+
+    name = given[0]
+    if name.endswith("_file"):
+        path = options.path(name)
+        text = "" if path is None else read_text(path)
+    else:
+        text = options.choice(name)
+    if name == "regex":
+        return GrammarOptions.regex(text)
+    if name.startswith("json"):
+        return GrammarOptions.json_schema(text)
+    return GrammarOptions.grammar(text)
 
 
 def open_engine(options: Options) -> Engine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from dspine.engine.stats import Stats
 
@@ -41,13 +41,6 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "token": self.token,
-            "logprob": self.logprob,
-            "top": [{"token": token, "logprob": logprob} for token, logprob in self.top],
-        }
 
 
 @dataclass(frozen=True, slots=True)
