@@ -23,11 +23,14 @@ SHIFTS = (-6.0, -3.5, -2.0, -1.1, -0.5, 0.0, 0.5, 1.1, 2.0)
 PRIOR = (0.03, 0.05, 0.08, 0.14, 0.20, 0.22, 0.16, 0.08, 0.04)
 """How likely each of them is for an unknown text."""
 
-CHANGE = 0.02
+CHANGE = 0.015
 """Chance that the text changes between two outcomes."""
 
-CARRIED = 0.1
-"""Share of a request in what is usual for the next one."""
+USUAL_EVERY, USUAL_PACE = 4, 0.06
+"""Every so many outcomes, what is seen moves what is usual by this share."""
+
+OPEN = 0.15
+"""Share of PRIOR in what is usual, whatever was seen: any text may come next."""
 
 MAP_WEIGHT = 20.0
 """Outcomes that a bin's starting value is worth."""
@@ -72,12 +75,12 @@ class Reliability:
         ]
         self._count = [MAP_WEIGHT] * len(self._map)
         self._usual = self._weights = list(PRIOR)
+        self._seen = 0
         self.known: list[float | None] = [None] * len(self._map)
         """Chances worked out since something was last learned."""
 
     def begin(self) -> None:
         """A new request: its text is unknown, what is usual for this engine is not."""
-        self._usual = self._mixed(CARRIED, self._usual, self._weights)
         self._weights = self._usual
         self._forget()
 
@@ -101,6 +104,10 @@ class Reliability:
             weights = [w / (f + odds) for w, f in zip(mixed, _FACTORS, strict=True)]
         scale = 1.0 / sum(weights)
         self._weights = [w * scale for w in weights]
+        self._seen += 1
+        if self._seen % USUAL_EVERY == 0:
+            pulled = self._mixed(OPEN, self._weights, PRIOR)
+            self._usual = self._mixed(USUAL_PACE, self._usual, pulled)
         count = self._count[slot]
         if count < MAP_WINDOW:
             self._count[slot] = count + 1.0

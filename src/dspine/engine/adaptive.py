@@ -44,10 +44,10 @@ REFUND = 0.01
 """Share of each token's time by which that loss may grow."""
 
 PROBE_SHARE = 0.005
-"""Share of the time that asking a drafter which seems not to pay may take."""
+"""Share of the tokens that asking a drafter which seems not to pay may cost."""
 
-PROBE_FIRST = 8
-"""Steps after which it is first asked again; the interval then doubles."""
+PROBE_FIRST, PROBE_LAST = 8, 128
+"""Steps after which it is first asked again; then the interval doubles, up to the last."""
 
 CAUTION = 1.0 / 8.0
 """Share of a new disappointment in what is expected of the next draft."""
@@ -106,7 +106,8 @@ class AdaptiveWidth:
         self._typical = [score_bin(chance) for chance in curve[: block_size - 1]]
         self._recent: list[deque[list[int]]] = [deque(maxlen=REMEMBERED) for _ in range(SITUATIONS)]
         self._bias = [0.0] * SITUATIONS
-        self._interval = PROBE_FIRST
+        self._since, self._interval = 0, PROBE_FIRST
+        self._usual_loss = 0.0
         self._speed = 1.0
         self._credit = CREDIT
         self._start()
@@ -114,7 +115,6 @@ class AdaptiveWidth:
     def _start(self) -> None:
         self._tokens, self._time = 16.0 * self._speed, 16.0
         self._credit = max(self._credit, 0.5 * CREDIT)
-        self._since = 0
         self._interval = max(PROBE_FIRST, self._interval // 2)
         self._open: _Chain | None = None
         self._free: list[_Chain] = []
@@ -123,6 +123,7 @@ class AdaptiveWidth:
         self._rows: list[float] = [1.0]
         self._drafts: list[float] = []
         self._width = self._situation = 0
+        self._probing = False
         self._rate = self._hoped = self._without = 0.0
 
     def begin(self) -> None:
@@ -145,7 +146,7 @@ class AdaptiveWidth:
         self._offers = list(self._free)
         if self._open is not None:
             self._offers.append(self._open.rest(request.limit))
-        self._drafted, self._width = None, 0
+        self._drafted, self._width, self._probing = None, 0, False
         if self._block < 2 or waiting is None:
             return 0
         self._drafts = drafts = self._costs.drafts(waiting)
@@ -158,7 +159,7 @@ class AdaptiveWidth:
         self._situation, self._without, self._hoped = situation, best, gain
         if width < 2 or drafts[width] + rows[1] - rows[0] > self._credit * rows[0]:
             return 0
-        if gain <= 0.0 and not self._probe(width, gain):
+        if gain <= 0.0 and not self._probe(gain):
             return 0
         self._width = width
         return width - 1
@@ -192,8 +193,11 @@ class AdaptiveWidth:
         if self._open is not None and not self._open.follow(confirmed):
             self._open = None
         drafted = self._drafted
-        if drafted is not None and drafted.follow(confirmed) and not drafted.proposal.drawn:
-            self._open = drafted
+        if drafted is not None:
+            if drafted.follow(confirmed) and not drafted.proposal.drawn:
+                self._open = drafted
+            if self._probing:
+                self._probed(drafted, confirmed)
         cost = expected = rows[outcome.drafts]
         self._costs.observe_rows(expected, outcome.drafts + 1, outcome.verify_ms)
         if self._width:
@@ -258,15 +262,27 @@ class AdaptiveWidth:
                     return self._recent[near]
         return [self._typical]
 
-    def _probe(self, width: int, gain: float) -> bool:
+    def _probe(self, gain: float) -> bool:
+        """Whether to ask although that is expected to lose `-gain` tokens: texts change."""
         self._since += 1
-        if self._since < self._interval or (gain < -0.5 and self._since < 2 * self._interval):
+        usual = self._usual_loss
+        self._usual_loss += PACE * (gain - usual)
+        wait = min(self._interval, max(-gain / PROBE_SHARE, 1.0))
+        # All situations tell the same about the text: one that costs less is waited for.
+        if self._since < wait or (gain < usual and self._since < 2.0 * wait):
             return False
         self._network.relax(self._since)
-        cost = self._drafts[width] / self._rows[0]
         self._since = 0
-        self._interval = int(min(2 * self._interval, max(cost / PROBE_SHARE, PROBE_FIRST)))
+        self._probing = True
         return True
+
+    def _probed(self, drafted: _Chain, confirmed: Sequence[int]) -> None:
+        """Drafts that nobody else had are followed up at once, else the interval grows."""
+        right = _right(drafted.proposal, confirmed)
+        if right > max((_right(chain.proposal, confirmed) for chain in self._free), default=0):
+            self._since = 2 * self._interval
+        else:
+            self._interval = min(2 * self._interval, PROBE_LAST)
 
     def _looked_up(self, proposal: Proposal) -> _Chain:
         slots = self._bins.get(proposal.scores)
@@ -296,3 +312,13 @@ class AdaptiveWidth:
             for kind, score in zip(kinds, drafted.scores, strict=True)
         ]
         return _Chain(self._network, drafted, slots)
+
+
+def _right(proposal: Proposal, confirmed: Sequence[int]) -> int:
+    """How many of the first drafts are what came."""
+    count = 0
+    for draft, token in zip(proposal.tokens, confirmed, strict=False):
+        if draft != token:
+            break
+        count += 1
+    return count
