@@ -1,0 +1,320 @@
+"""The adaptive policy on simulated devices, whose acceptance it has to find out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dspine.drafters.base import Drawn
+from dspine.engine.acceptance import Reliability, ScorePrior, score_bin
+from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.costs import CostTable, StepCosts, interpolate
+from dspine.engine.proposal import NOTHING, Ask, Proposal
+from dspine.engine.width import Outcome
+from tests.support.simulated_device import (
+    MOST,
+    Device,
+    SimulatedStep,
+    best_fixed,
+    simulate,
+    speedup,
+    worst_window,
+)
+
+FLAT = Device({1: 10.0, 16: 11.0}, {2: 0.5, 8: 1.0})
+MIDDLE = Device({1: 10.0, 2: 12.0, 4: 14.5, 8: 24.0, 16: 42.0}, {2: 2.5, 8: 6.5})
+STEEP = Device({1: 10.0, 2: 14.0, 16: 112.0}, {2: 0.5, 8: 1.5})
+TRIPLE = Device({1: 10.0, 2: 20.0, 16: 160.0}, {2: 10.0, 8: 10.0})
+DEVICES = (FLAT, MIDDLE, STEEP, TRIPLE)
+
+
+def second_half(steps: list[SimulatedStep]) -> list[int]:
+    return [step.drafts for step in steps[len(steps) // 2 :]]
+
+
+def constant(rate: float) -> Callable[[int], float]:
+    return lambda position: rate
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flat_cost_gives_the_full_width(seed: int) -> None:
+    steps = simulate(FLAT, FLAT.policy(), constant(0.9), tokens=1000, seed=seed)
+    drafts = second_half(steps)
+    assert drafts.count(7) > 0.9 * len(drafts)
+    assert speedup(FLAT, steps) > 0.95 * best_fixed(FLAT, 0.9)[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_steep_cost_gives_one_small_width(seed: int) -> None:
+    assert best_fixed(STEEP, 0.8)[0] == 1
+    steps = simulate(STEEP, STEEP.policy(), constant(0.8), tokens=1000, seed=seed)
+    drafts = second_half(steps)
+    assert drafts.count(1) > 0.6 * len(drafts)
+    assert max(drafts) <= 4
+    assert speedup(STEEP, steps) > 0.95 * best_fixed(STEEP, 0.8)[1]
+
+
+def test_high_acceptance_at_three_times_the_cost_is_switched_off() -> None:
+    steps = simulate(TRIPLE, TRIPLE.policy(), constant(0.95), tokens=600)
+    assert sum(step.drafts > 0 for step in steps) < 0.01 * len(steps)
+    assert speedup(TRIPLE, steps) > 0.98
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.6])
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_200_tokens_cost_three_per_cent_more_than_plain_ones(
+    device: Device, rate: float
+) -> None:
+    for seed in range(3):
+        steps = simulate(device, device.policy(), constant(rate), tokens=800, seed=seed)
+        assert worst_window(device, steps) <= 1.03
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_acceptance_that_drops_to_zero_costs_at_most_three_per_cent(device: Device) -> None:
+    for seed in range(6):
+        steps = simulate(
+            device, device.policy(), lambda p: 0.9 if p < 400 else 0.0, tokens=1000, seed=seed
+        )
+        after = [step for step in steps if step.position >= 400]
+        assert worst_window(device, after) <= 1.03
+
+
+def test_even_drafts_that_are_right_until_they_are_trusted_cost_little() -> None:
+    """The worst text there is: chains are right while few are verified, wrong while many are."""
+    policy = MIDDLE.policy()
+    trusted = [0]
+
+    def spiteful(_position: int) -> float:
+        trusted[0] += 1
+        return 0.95 if trusted[0] % 6 < 3 else 0.0
+
+    steps = simulate(MIDDLE, policy, spiteful, tokens=2000)
+    assert worst_window(MIDDLE, steps) <= 1.03
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_change_of_regime_is_followed_within_eight_steps(seed: int) -> None:
+    rise = simulate(FLAT, FLAT.policy(), lambda p: 0.2 if p < 300 else 0.95, tokens=600, seed=seed)
+    after = [step.drafts for step in rise if step.position >= 300]
+    assert min(after[8:20]) >= 5
+    for device in (FLAT, MIDDLE):
+        fall = simulate(
+            device, device.policy(), lambda p: 0.95 if p < 300 else 0.1, tokens=600, seed=seed
+        )
+        after = [step.drafts for step in fall if step.position >= 300]
+        assert np.mean(after[8:28]) <= 1.0
+
+
+def test_a_network_that_was_off_is_back_within_eight_steps_of_a_good_probe() -> None:
+    waits = []
+    for seed in range(6):
+        steps = simulate(
+            MIDDLE,
+            MIDDLE.policy(),
+            lambda p: 0.0 if 200 <= p < 500 else 0.95,
+            tokens=1000,
+            seed=seed,
+        )
+        after = [step for step in steps if step.position >= 500]
+        probe = next(i for i, step in enumerate(after) if step.asked and step.confirmed > 1)
+        assert max(step.drafts for step in after[probe : probe + 8]) >= 3
+        waits.append(probe)
+    assert max(waits) <= 150, "in plain steps; the interval between probes is bounded"
+
+
+def test_lookups_are_watched_while_they_are_not_used() -> None:
+    """They cost nothing, so that their return is seen without a probe."""
+    costs = StepCosts(STEEP.table(), MOST)
+    policy = AdaptiveWidth(costs, most_drafts=MOST - 1)
+    steps = simulate(
+        STEEP,
+        policy,
+        constant(0.0),
+        lookup=lambda p: 0.0 if 200 <= p < 500 else 0.9,
+        tokens=800,
+    )
+    off = [step.drafts for step in steps if 210 <= step.position < 500]
+    assert sum(off) <= 2
+    back = [step.drafts for step in steps if step.position >= 500]
+    assert min(back[8:20]) >= 1
+    assert not any(step.asked for step in steps)
+
+
+def test_the_better_of_two_proposers_is_found() -> None:
+    for lookup, network in ((0.9, 0.3), (0.2, 0.95)):
+        steps = simulate(
+            FLAT, FLAT.policy(), constant(network), lookup=constant(lookup), tokens=800
+        )
+        names = [step.proposer for step in steps[len(steps) // 2 :]]
+        wanted = "ngram" if lookup > network else "dspine"
+        assert names.count(wanted) > 0.8 * len(names)
+
+
+def test_informed_scores_decide_chain_by_chain() -> None:
+    """Good and bad blocks in turn: only the good ones are verified far."""
+    steps = simulate(
+        MIDDLE,
+        MIDDLE.policy(),
+        lambda p: 0.97 if p // 40 % 2 else 0.5,
+        tokens=2000,
+        informed=True,
+    )
+    late = steps[len(steps) // 2 :]
+    good = [step.drafts for step in late if step.position // 40 % 2 and step.asked]
+    bad = [step.drafts for step in late if step.position // 40 % 2 == 0 and step.asked]
+    assert np.mean(good) > 2 * np.mean(bad)
+
+
+def test_more_sequences_make_blocks_narrower() -> None:
+    device = Device({1: 30.0, 8: 34.0, 16: 40.0, 64: 130.0, 128: 250.0}, {2: 1.0, 8: 2.0})
+    widths = []
+    for sequences in (1, 8):
+        costs = StepCosts(device.table(), MOST, sequences=sequences)
+        policy = AdaptiveWidth(costs, most_drafts=MOST - 1, block_size=8, curve=(0.8,) * 7)
+        steps = simulate(device, policy, constant(0.8), tokens=400)
+        widths.append(np.mean(second_half(steps)))
+    assert widths[1] <= widths[0] / 2
+
+
+def test_a_decode_that_became_dear_is_noticed() -> None:
+    wide = simulate(FLAT, FLAT.policy(), constant(0.8), tokens=400)
+    slow = FLAT.policy()
+    # Measured flat; in truth every row of a wide decode costs like a plain token.
+    for _ in range(200):
+        slow.ask([], Ask(0, 0, 15), 0)
+        slow.observe(Outcome(7, (1,), verify_ms=60.0))
+        slow.observe(Outcome(0, (1,), verify_ms=10.0))
+    after = simulate(FLAT, slow, constant(0.8), tokens=400, slow=lambda p: 1.0)
+    assert np.mean(second_half(wide)) > 5
+    assert after[0].drafts < 5
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def offer(name: str, tokens: list[int], scores: list[float]) -> Proposal:
+    return Proposal(tuple(tokens), tuple(scores), name)
+
+
+def ask_until(policy: AdaptiveWidth, free: list[Proposal]) -> int:
+    """Plain steps until the policy asks the drafter."""
+    for _ in range(40):
+        if asked := policy.ask(free, Ask(0, 0, 15), 0):
+            return asked
+        policy.choose(NOTHING)
+        policy.observe(Outcome(0, (9,)))
+    raise AssertionError("it never asked")
+
+
+def test_a_chain_that_was_right_so_far_is_used_to_its_end() -> None:
+    policy = MIDDLE.policy()
+    ask_until(policy, [])
+    chosen = policy.choose(offer("dspine", [1, 2, 3, 4, 5, 6, 7], [0.8] * 7))
+    verified = len(chosen.tokens)
+    assert 0 < verified < 6
+    policy.observe(Outcome(verified, tuple(range(1, verified + 2))))
+    asked = policy.ask([], Ask(0, 5, 15), 0)
+    unlikely = offer("dspine", [8] * asked, [0.05] * asked) if asked else NOTHING
+    rest = policy.choose(unlikely)
+    assert rest.proposer == "dspine" and rest.tokens[0] == verified + 2
+
+
+def test_what_was_drawn_decides_nothing() -> None:
+    """Choosing by the drawn tokens would change the distribution of the text."""
+    candidates = np.array([1, 2, 3], np.int32)
+    chances = np.array([0.5, 0.3, 0.2])
+    kept = []
+    for token in (1, 2, 3):
+        policy = FLAT.policy()
+        asked = ask_until(policy, [offer("ngram", [1, 1], [0.3, 0.3])])
+        drawn = tuple(Drawn(token, candidates, chances) for _ in range(asked))
+        chain = replace(offer("dspine", [token] * asked, [0.5] * asked), drawn=drawn)
+        chosen = policy.choose(chain)
+        kept.append((chosen.proposer, len(chosen.tokens), len(chosen.drawn)))
+    assert len(set(kept)) == 1
+
+
+def test_agreement_of_two_proposers_is_believed_more() -> None:
+    kept = []
+    for token in (1, 2):
+        policy = MIDDLE.policy()
+        asked = ask_until(policy, [offer("ngram", [1, 1, 1, 1], [0.4] * 4)])
+        kept.append(len(policy.choose(offer("dspine", [token] * asked, [0.4] * asked)).tokens))
+    assert kept[0] > kept[1]
+
+
+def test_a_map_of_scores_is_learned() -> None:
+    chance = np.random.default_rng(0)
+    source = Reliability([ScorePrior()])
+    for _ in range(3):
+        source.begin()
+        for _ in range(600):
+            score = float(chance.choice([0.3, 0.6, 0.9]))
+            source.learn(score_bin(score), bool(chance.random() < score**2))
+    found = [source.chance(score_bin(score)) for score in (0.3, 0.6, 0.9)]
+    assert found == pytest.approx([0.09, 0.36, 0.81], abs=0.09)
+
+
+def test_kinds_share_the_shift_but_not_the_map() -> None:
+    source = Reliability([ScorePrior(), ScorePrior(0.8)])
+    slot = score_bin(0.5)
+    other = slot + len(source.known) // 2
+    assert source.chance(other) > source.chance(slot)
+    before = source.chance(other)
+    for _ in range(10):
+        source.learn(slot, False)
+    assert source.chance(other) < before
+    assert all(0.0 < source.chance(index) < 1.0 for index in range(len(source.known)))
+    source.begin()
+    assert source.chance(other) > 0.5 * before, "another text starts with what is usual"
+
+
+def test_bins_of_scores_cover_the_ends() -> None:
+    assert score_bin(0.0) == 0 < score_bin(0.5) < score_bin(1.0)
+    assert score_bin(1e-30) == score_bin(0.0)
+
+
+def test_costs_between_and_beyond_measured_counts_are_linear() -> None:
+    table = {2: 10.0, 4: 14.0, 8: 30.0}
+    assert interpolate(table, 3) == pytest.approx(12.0)
+    assert interpolate(table, 8) == 30.0
+    assert interpolate(table, 10) == pytest.approx(38.0)
+    assert interpolate(table, 1) == 10.0
+    assert interpolate({}, 5) == 0.0
+
+
+def test_costs_grow_with_the_context() -> None:
+    table = CostTable({1: 10.0, 4: 16.0}, {2: 2.0, 4: 4.0}, 100, {1: 0.01, 4: 0.02}, 0.1)
+    costs = StepCosts(table, 4)
+    assert costs.rows(100) == pytest.approx([10.0, 12.0, 14.0, 16.0])
+    assert costs.rows(600) == pytest.approx([15.0, 12.0 + 500 * 0.04 / 3, 14.0 + 25 / 3, 26.0])
+    assert costs.rows(0)[0] == pytest.approx(9.0)
+    assert costs.drafts(2) == pytest.approx([0.0, 0.0, 2.0, 3.0, 4.0])
+    assert costs.drafts(12)[3] == pytest.approx(4.0)
+
+
+def test_costs_of_several_sequences_are_shares_of_one_decode() -> None:
+    costs = StepCosts(CostTable({1: 10.0, 8: 24.0, 32: 72.0}, {}), 4, sequences=8)
+    assert costs.rows(0) == pytest.approx([3.0, 5.0, 7.0, 9.0])
+    assert costs.drafts(0) == [0.0] * 5
+
+
+def test_times_correct_the_costs_slowly_and_within_limits() -> None:
+    costs = StepCosts(CostTable({1: 10.0, 8: 20.0}, {2: 2.0, 8: 4.0}), 8)
+    costs.observe_rows(10.0, 1, 1000.0)
+    assert costs.rows(0)[0] < 10.6, "one stall is no news"
+    for _ in range(300):
+        costs.observe_rows(costs.rows(0)[7], 8, 40.0)
+        costs.observe_rows(costs.rows(0)[0], 1, 10.0)
+        costs.observe_draft(costs.drafts(2)[8], 2.0)
+    assert costs.rows(0)[7] == pytest.approx(40.0, rel=0.1)
+    assert costs.rows(0)[0] == pytest.approx(10.0, rel=0.1)
+    assert costs.drafts(2)[2] == pytest.approx(1.0, rel=0.1)
+    for _ in range(1000):
+        costs.observe_draft(costs.drafts(2)[8], 1e9)
+    assert costs.drafts(2)[8] == pytest.approx(16.0), "at most four times what was measured"
+    costs.observe_rows(0.0, 1, 0.0)
