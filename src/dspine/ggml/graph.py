@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,7 +15,7 @@ import numpy.typing as npt
 
 from dspine.errors import CapacityError, ClosedError, LibraryError, UsageError
 from dspine.ggml.device import Backend
-from dspine.ggml.library import InitParams, functions
+from dspine.ggml.library import CTensor, InitParams, functions
 from dspine.ggml.operations import Operations
 from dspine.ggml.tensor import Owner, Tensor
 from dspine.ggml.types import type_by_name
@@ -23,6 +26,19 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "i32": np.dtype(np.int32),
     "i64": np.dtype(np.int64),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The values of one input or result, in `array` of shape reversed(ne), for graphs that run
+    often: on the CPU this is the tensor's own memory, elsewhere `push` and `pull` copy it.
+    """
+
+    array: npt.NDArray[Any]
+    push: Callable[[], None]
+    """After writing to an input, before `compute`."""
+    pull: Callable[[], None]
+    """After `compute`, before reading a result, which the next run writes over."""
 
 
 class Graph(Operations):
@@ -139,6 +155,28 @@ class Graph(Operations):
         self._unset.discard(tensor.pointer)
         self._tensor_set(tensor.pointer, values.ctypes.data, 0, values.nbytes)
 
+    def bind(self, tensor: Tensor) -> Bound:
+        """A lasting array for an input, zero at first, or a result; valid until `close`."""
+        self._check_ready(tensor)
+        dtype = _readable(tensor)
+        self._unset.discard(tensor.pointer)
+        raw, shape = CTensor.from_address(tensor.pointer), tensor.ne[::-1]
+        lib = functions()
+        if lib.ggml_backend_buft_is_host(lib.ggml_backend_buffer_get_type(raw.buffer)):
+            memory = (ctypes.c_char * (tensor.size * dtype.itemsize)).from_address(raw.data)
+            array = np.frombuffer(memory, dtype).reshape(shape)
+            array.fill(0)
+            return Bound(array, _nothing, _nothing)
+        array = np.zeros(shape, dtype)
+        address, count = array.ctypes.data, array.nbytes
+        bound = Bound(
+            array,
+            partial(self._tensor_set, tensor.pointer, address, 0, count),
+            partial(self._tensor_get, tensor.pointer, address, 0, count),
+        )
+        bound.push()
+        return bound
+
     def compute(self) -> None:
         """Run the graph; ClosedError when weights it reads are gone."""
         if not self._allocated:
@@ -157,9 +195,7 @@ class Graph(Operations):
     def get(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Copy of a result as an array of shape reversed(ne), trailing ones dropped."""
         self._check_ready(tensor)
-        dtype = _DTYPES.get(tensor.type.name)
-        if dtype is None or not tensor.is_contiguous:
-            raise UsageError(f"{tensor.name!r} ({tensor.type.name} {tensor.ne}) cannot be read")
+        dtype = _readable(tensor)
         shape = list(tensor.ne)
         while len(shape) > 1 and shape[-1] == 1:
             shape.pop()
@@ -214,3 +250,14 @@ class Graph(Operations):
                     f"{self.backend.device.name} cannot run {lib.ggml_op_desc(node).decode()}: "
                     f"choose another device for the drafter"
                 )
+
+
+def _readable(tensor: Tensor) -> np.dtype[Any]:
+    dtype = _DTYPES.get(tensor.type.name)
+    if dtype is None or not tensor.is_contiguous:
+        raise UsageError(f"{tensor.name!r} ({tensor.type.name} {tensor.ne}) cannot be read")
+    return dtype
+
+
+def _nothing() -> None:
+    """The array is the tensor's memory."""

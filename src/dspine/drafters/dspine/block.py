@@ -2,7 +2,7 @@
 
 One graph per sequence, width and padded context length, built once and recomputed. Tensor
 shapes in comments are in ggml order (fastest first); w is the width, n = w - 1 the drafted
-slots, K the candidates, m the message size, g the query heads per key head.
+slots, K the candidates, m the message size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dspine.drafters.dspine.chain import walk_chain
 from dspine.drafters.dspine.context import ContextCache
 from dspine.drafters.dspine.weights import DrafterWeights, LayerWeights
 from dspine.files.schema import DrafterConfig
-from dspine.ggml import Backend, Graph, Tensor
+from dspine.ggml import Backend, Bound, Graph, Tensor
 
 _SPARE = 2
 """Tokens looked at for each candidate that is kept, when the head's product is not exact."""
@@ -70,19 +70,30 @@ class BlockGraph:
         context_rows: int,
     ) -> None:
         self._config, self._weights, self._cache = config, weights, cache
-        self.width, self.context_rows = width, context_rows
+        self.width = width
         self._key_rows = cache.block_rows + context_rows
-        self._masks = {w: self._empty_mask(w) for w in dict.fromkeys(config.windows)}
-        self._ids = np.full(2 * width, config.mask_token_id, dtype=np.int32)
         self._offsets = np.arange(width, dtype=np.int32)
         g = self.graph = Graph(backend, max_nodes=96 + 72 * config.num_layers)
-        group = config.num_heads // config.num_kv_heads
         self._input = g.input("ids_positions", "i32", (2 * width,))
         self._mask_inputs = {
-            w: g.input(f"mask_{w}", "f32", (self._key_rows, group * width)) for w in self._masks
+            w: g.input(f"mask_{w}", "f16", (self._key_rows, width))
+            for w in dict.fromkeys(config.windows)
         }
         self._build(g)
         g.allocate()
+        self._ids = g.bind(self._input)
+        self._tokens, self._positions = self._ids.array.reshape(2, width)
+        self._tokens[:] = config.mask_token_id
+        self._masks = [(w, self._host_mask(w)) for w in self._mask_inputs]
+        slots, k = width - 1, config.top_k
+        self._results = [g.bind(self._candidates), g.bind(self._first_row)]
+        self._results += [] if self._table is None else [g.bind(self._table)]
+        tables = self._results[2].array if self._table else np.empty(0, dtype=np.float32)
+        self._values = (
+            self._results[0].array.reshape(slots, k),
+            self._results[1].array.reshape(k),
+            tables.reshape(slots - 1, k, k),
+        )
 
     # -- running -------------------------------------------------------------------------------
 
@@ -92,7 +103,7 @@ class BlockGraph:
 
     def trace(self, anchor: int) -> DraftTrace:
         """The same with everything in between."""
-        candidates, first_row, table = self._run(anchor)
+        candidates, first_row, table = (values.copy() for values in self._run(anchor))
         hidden = self.graph.get(self._hidden).reshape(self.width - 1, -1)
         before = self.graph.get(self._before).reshape(self.width - 1, -1)
         draft = walk_chain(candidates, first_row, table)
@@ -101,47 +112,43 @@ class BlockGraph:
     def _run(
         self, anchor: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        g, position, k = self.graph, self._cache.length, self._config.top_k
-        self._ids[0] = anchor
-        np.add(self._offsets, position, out=self._ids[self.width :])
-        g.set(self._input, self._ids)
-        for window, mask in self._masks.items():
-            self._fill_mask(mask, window, position)
-            g.set(self._mask_inputs[window], mask)
-        g.compute()
-        candidates = g.get(self._candidates).reshape(self.width - 1, k)
-        first_row = g.get(self._first_row).reshape(k)
-        if self._table is None:
-            return candidates, first_row, np.empty((0, k, k), dtype=np.float32)
-        return candidates, first_row, g.get(self._table).reshape(self.width - 2, k, k)
+        """Candidates, first row and table; the next run writes over them."""
+        position = self._cache.length
+        self._tokens[0] = anchor
+        np.add(self._offsets, position, out=self._positions)
+        self._ids.push()
+        for window, mask in self._masks:
+            self._fill_mask(mask.array[0, 0], window, position)
+            mask.push()
+        self.graph.compute()
+        for result in self._results:
+            result.pull()
+        return self._values
 
-    def _empty_mask(self, window: int | None) -> npt.NDArray[np.float32]:
-        """(w, g, rows) with the block's own part filled: slot o sees slots o' <= o, and with a
+    def _host_mask(self, window: int | None) -> Bound:
+        """(w, rows) with the block's own part filled: slot o sees slots o' <= o, and with a
         window only o - o' < window.
         """
-        group = self._config.num_heads // self._config.num_kv_heads
-        mask = np.full((self.width, group, self._key_rows), -np.inf, dtype=np.float32)
+        mask = self.graph.bind(self._mask_inputs[window])
         distance = np.arange(self.width)[:, None] - np.arange(self.width)[None, :]
         seen = (distance >= 0) & (distance < (window or self.width))
-        mask[:, :, : self.width] = np.where(seen, 0.0, -np.inf)[:, None, :]
+        mask.array.fill(-np.inf)
+        mask.array[0, 0, :, : self.width] = np.where(seen, 0.0, -np.inf)
         return mask
 
-    def _fill_mask(self, mask: npt.NDArray[np.float32], window: int | None, position: int) -> None:
+    def _fill_mask(self, mask: npt.NDArray[np.float16], window: int | None, position: int) -> None:
         """Context part: a row at p is visible to slot o iff p < position, and with a window only
         if position + o - p < window.
         """
-        if not self.context_rows:
+        cache = self._cache
+        mask[:, cache.block_rows :] = -np.inf
+        if window is None or position + self.width <= window:
+            for rows in cache.rows_from(0):
+                mask[:, rows] = 0.0
             return
-        held = self._cache.row_position[: self.context_rows]
-        if window is None or position + self.width - 1 < window:
-            visible = np.where(held >= 0, np.float32(0.0), np.float32(-np.inf))
-            mask[:, :, self._cache.block_rows :] = visible
-            return
-        first = (position - window + 1 + self._offsets)[:, None]
-        seen = held[None, :] >= np.maximum(first, 0)
-        mask[:, :, self._cache.block_rows :] = np.where(seen, np.float32(0.0), np.float32(-np.inf))[
-            :, None, :
-        ]
+        for slot in range(self.width):
+            for rows in cache.rows_from(position + slot - window + 1):
+                mask[slot, rows] = 0.0
 
     # -- building ------------------------------------------------------------------------------
 
@@ -173,7 +180,7 @@ class BlockGraph:
         """Residual attention of slots skip ... w - 1 over context and block."""
         c, cache, width = self._config, self._cache, self.width
         d, heads, kv_heads = c.head_dim, c.num_heads, c.num_kv_heads
-        group, queries = heads // kv_heads, width - skip
+        queries = width - skip
         x = g.rms_norm(h, c.rms_norm_eps) * layer.attn_norm
         qkv = layer.qkv.product(g, x)
         qk = g.view(qkv, (d, heads + kv_heads, width), (d * 4, qkv.nb[1]))
@@ -181,25 +188,19 @@ class BlockGraph:
 
         cached_k, cached_v = cache.keys[index], cache.values[index]
         k = g.view(qk, (d, kv_heads, width), qk.nb[1:3], heads * d * 4)
+        v = g.view(qkv, (d, kv_heads, width), (d * 4, qkv.nb[1]), (heads + kv_heads) * d * 4)
         g.expand(g.copy(g.permute(k, 0, 2, 1, 3), g.rows(cached_k, 0, width)))
-        v = g.columns(qkv, (heads + kv_heads) * d, kv_heads * d)
-        block_v = g.view(cached_v, (width, kv_heads * d), (cached_v.nb[1],))
-        g.expand(g.copy(g.transpose(v), block_v))
+        g.expand(g.copy(g.permute(v, 0, 2, 1, 3), g.rows(cached_v, 0, width)))
 
-        # Query heads that share a key head become rows of one product: (d, g, kv, w) -> (d, g*w).
-        q = g.view(
-            qk,
-            (d, group, kv_heads, queries),
-            (qk.nb[1], group * qk.nb[1], qk.nb[2]),
-            skip * qk.nb[2],
+        q = g.view(qk, (d, heads, queries), qk.nb[1:3], skip * qk.nb[2])
+        mixed = g.attention(
+            g.permute(q, 0, 2, 1, 3),
+            g.rows(cached_k, 0, self._key_rows),
+            g.rows(cached_v, 0, self._key_rows),
+            g.rows(self._mask_inputs[c.windows[index]], skip, queries),
+            d**-0.5,
         )
-        q = g.reshape(g.cont(g.permute(q, 0, 1, 3, 2)), d, group * queries, kv_heads)
-        mask = g.rows(self._mask_inputs[c.windows[index]], skip * group, queries * group)
-        keys = g.rows(cached_k, 0, self._key_rows)
-        probabilities = g.soft_max(keys @ q, mask, d**-0.5)
-        values = g.columns(cached_v, 0, self._key_rows)
-        mixed = g.reshape(values @ probabilities, d, group, queries, kv_heads)
-        mixed = g.reshape(g.cont(g.permute(mixed, 0, 1, 3, 2)), heads * d, queries)
+        mixed = g.reshape(mixed, heads * d, queries)
         residual = g.rows(h, skip, queries) if skip else h
         return layer.attn_output @ mixed + residual
 

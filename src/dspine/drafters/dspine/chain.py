@@ -1,6 +1,8 @@
-"""The chain: one greedy path through a block's transition table. Pure NumPy."""
+"""The chain: one greedy path through a block's transition table."""
 
 from __future__ import annotations
+
+from math import exp
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +29,16 @@ def walk_chain(
             f"{slots} slots of {k} candidates need a first row of ({k},) and a table of "
             f"({slots - 1}, {k}, {k}), not {first_row.shape} and {table.shape}"
         )
-    rows = np.concatenate((first_row[None, :], table.reshape(-1, k)))
-    best = rows.argmax(axis=1)
-    peak = rows.max(axis=1, keepdims=True)
-    # The best entry has exponent 0, so its softmax probability is one over the row's sum.
-    scores = (1.0 / np.exp(rows - peak).sum(axis=1)).tolist()
-    choice = best.tolist()
-    ids = candidates.tolist()
+    # Only the rows on the path, as lists: NumPy calls on so few numbers take longer than a loop.
     tokens: list[int] = []
-    chosen_scores: list[float] = []
-    row = 0
+    scores: list[float] = []
+    row: list[float] = first_row.tolist()
     for slot in range(slots):
-        column = choice[row]
-        tokens.append(ids[slot][column])
-        chosen_scores.append(scores[row])
-        row = 1 + slot * k + column
-    return Draft(tuple(tokens), tuple(chosen_scores))
+        best = max(row)
+        column = row.index(best)
+        tokens.append(int(candidates[slot, column]))
+        # The best entry has exponent 0, so its softmax probability is one over the row's sum.
+        scores.append(1.0 / sum([exp(score - best) for score in row]))
+        if slot + 1 < slots:
+            row = table[slot, column].tolist()
+    return Draft(tuple(tokens), tuple(scores))

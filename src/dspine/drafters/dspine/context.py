@@ -9,7 +9,6 @@ scratch row that takes the padding of a chunk.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from dspine.drafters.base import Features
 from dspine.drafters.dspine.weights import DrafterWeights
@@ -47,7 +46,6 @@ class ContextCache:
         """First position that is present."""
         self.length = 0
         """Positions start ... length - 1 are present."""
-        self.row_position = np.full(self.capacity, -1, dtype=np.int64)
         self.store = WeightStore(backend, capacity=2 * config.num_layers)
         width = config.num_kv_heads
         self.keys: list[Tensor] = []
@@ -55,8 +53,6 @@ class ContextCache:
         for i in range(config.num_layers):
             shape = (config.head_dim, self.rows, width)
             self.keys.append(self.store.declare(f"k{i}", cache_type, shape))
-            # Values lie transposed: the product with the probabilities sums over rows.
-            shape = (self.rows, config.head_dim, width)
             self.values.append(self.store.declare(f"v{i}", cache_type, shape))
         self.store.allocate()
         # Masked rows are multiplied by 0, which only helps when they hold numbers.
@@ -89,14 +85,11 @@ class ContextCache:
         self.truncate(position)
         first = max(position, end - self.capacity)
         if first > self.length:
-            self.row_position.fill(-1)
             self.start = self.length = first
         return first
 
     def hold(self, position: int, count: int) -> None:
         """Rows of positions position ... position + count - 1 now have their K/V."""
-        positions = np.arange(position, position + count, dtype=np.int64)
-        self.row_position[positions % self.capacity] = positions
         self.length = position + count
         self.start = max(self.start, self.length - self.capacity)
 
@@ -106,14 +99,18 @@ class ContextCache:
             return
         if length <= self.start:
             self.start = self.length = 0
-            self.row_position.fill(-1)
         else:
-            self.row_position[self.row_position >= length] = -1
             self.length = length
 
-    def row_of(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Cache row of each position."""
-        return self.block_rows + positions % self.capacity
+    def rows_from(self, position: int) -> tuple[slice, ...]:
+        """Cache rows of the positions that are present from `position` on."""
+        first, capacity, row = max(position, self.start), self.capacity, self.block_rows
+        if first >= self.length:
+            return ()
+        begin, end = first % capacity, (self.length - 1) % capacity + 1
+        if begin < end:
+            return (slice(row + begin, row + end),)
+        return slice(row, row + end), slice(row + begin, row + capacity)
 
     def close(self) -> None:
         """Free the cache."""
@@ -134,37 +131,36 @@ class ContextGraph:
         self.size = size
         self._cache = cache
         c, eps = config, config.rms_norm_eps
-        keys = c.num_kv_heads * c.head_dim
-        self._channels = np.arange(keys, dtype=np.int64)[None, :] * cache.rows
-        self._staging = np.zeros((size, c.feature_size), dtype=np.float32)
+        self._steps = np.arange(size, dtype=np.int32)
         g = self.graph = Graph(backend, max_nodes=32 + 24 * c.num_layers)
-        self._features = g.input("features", "f32", (c.feature_size, size))
-        self._positions = g.input("positions", "i32", (size,))
-        self._key_rows = g.input("key_rows", "i32", (size,))
-        self._value_rows = g.input("value_rows", "i32", (keys * size,))
-        fused = g.rms_norm(weights.fc @ self._features, eps) * weights.hidden_norm
+        features = g.input("features", "f32", (c.feature_size, size))
+        indices = g.input("positions_rows", "i32", (2 * size,))
+        positions = g.view(indices, (size,))
+        rows = g.view(indices, (size,), offset=4 * size)
+        fused = g.rms_norm(weights.fc @ features, eps) * weights.hidden_norm
+        heads, d = c.num_kv_heads, c.head_dim
         for layer, cached_k, cached_v in zip(weights.layers, cache.keys, cache.values, strict=True):
             kv = layer.qkv.product(g, fused, first=1)
-            k = g.view(kv, (c.head_dim, c.num_kv_heads, size), (c.head_dim * 4, kv.nb[1]))
-            k = g.rms_norm(k, eps) * g.rows(layer.qk_norm, c.num_heads, c.num_kv_heads)
-            k = g.rope_neox(k, self._positions, c.rope_theta)
-            g.expand(g.set_rows(cached_k, g.permute(k, 0, 2, 1, 3), self._key_rows))
-            v = g.reshape(g.cont(g.columns(kv, keys, keys)), 1, keys * size)
-            flat = g.reshape(cached_v, 1, keys * cache.rows)
-            g.expand(g.set_rows(flat, v, self._value_rows))
+            k = g.view(kv, (d, heads, size), (d * 4, kv.nb[1]))
+            k = g.rms_norm(k, eps) * g.rows(layer.qk_norm, c.num_heads, heads)
+            k = g.rope_neox(k, positions, c.rope_theta)
+            v = g.view(kv, (d, heads, size), (d * 4, kv.nb[1]), heads * d * 4)
+            g.expand(g.set_rows(cached_k, g.permute(k, 0, 2, 1, 3), rows))
+            g.expand(g.set_rows(cached_v, g.permute(v, 0, 2, 1, 3), rows))
         g.allocate()
+        self._features, self._indices = g.bind(features), g.bind(indices)
+        self._staging = self._features.array.reshape(size, c.feature_size)
+        self._positions, self._rows = self._indices.array.reshape(2, size)
 
     def run(self, position: int, features: Features) -> None:
         """Fill rows for `features` (at most `size`), whose first token is at `position`."""
-        cache, count = self._cache, len(features)
-        where = np.full(self.size, cache.rows - 1, dtype=np.int64)
-        positions = np.arange(position, position + self.size, dtype=np.int64)
-        where[:count] = cache.row_of(positions[:count])
+        cache, count, rows = self._cache, len(features), self._rows
+        np.add(self._steps, position, out=self._positions)
+        np.remainder(self._positions, cache.capacity, out=rows)
+        rows += cache.block_rows
+        rows[count:] = cache.rows - 1
         self._staging[:count] = features
-        g = self.graph
-        g.set(self._features, self._staging)
-        g.set(self._positions, positions.astype(np.int32))
-        g.set(self._key_rows, where.astype(np.int32))
-        g.set(self._value_rows, (where[:, None] + self._channels).astype(np.int32))
-        g.compute()
+        self._features.push()
+        self._indices.push()
+        self.graph.compute()
         cache.hold(position, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,7 +154,8 @@ class DSpineDrafter:
                 f"{self.config.feature_size} ({len(self.taps)} taps of "
                 f"{self.config.target_hidden_size})"
             )
-        if not np.isfinite(features).all():
+        # A sum is quick, and finite unless an element is not or all are absurdly large.
+        if not math.isfinite(features.sum()):
             raise UsageError("features contain values that are not numbers")
         if not len(features):
             return
@@ -287,10 +289,10 @@ def _chunk(count: int) -> int:
 
 
 def _padded(rows: int, capacity: int) -> int:
-    """Context rows a graph covers: `rows` rounded up in steps of an eighth of its power of two,
-    so that a growing context meets few graphs and wastes little.
+    """Context rows a graph covers: `rows` rounded up in steps of a quarter of its power of two,
+    so that a growing context meets few graphs. Attention passes over what no row holds yet.
     """
     if rows == 0:
         return 0
-    step = max(128, (1 << (rows - 1).bit_length()) // 8)
+    step = max(512, (1 << (rows - 1).bit_length()) // 4)
     return min(-(-rows // step) * step, capacity)
