@@ -11,6 +11,7 @@ import pytest
 
 from dspine.errors import ClosedError, UsageError
 from dspine.ggml import Backend, Graph, HostTensor, Tensor, WeightStore
+from dspine.ggml.library import functions
 from dspine.llama.library import find_library
 
 Array = npt.NDArray[Any]
@@ -301,3 +302,39 @@ def test_quantised_weights_multiply_within_their_precision(backend: Backend) -> 
             g.compute()
             assert np.abs(g.get(out) - exact).max() < tolerance * scale, kind
         store.close()
+
+
+@pytest.mark.parametrize("is_host", [True, False])
+def test_bound_arrays_carry_values_in_and_out_at_every_run(
+    backend: Backend, is_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_host:  # a device whose memory must be copied to and from
+        monkeypatch.setattr(functions(), "ggml_backend_buft_is_host", lambda _: False)
+    with Graph(backend) as g:
+        x = g.input("x", "f32", (3, 2))
+        out = g.output(x * 2.0, "out")
+        g.allocate()
+        values, result = g.bind(x), g.bind(out)
+        assert values.array.shape == (1, 1, 2, 3)
+        assert not values.array.any()
+        for seed in (1, 2):
+            values.array[0, 0] = normal(2, 3, seed=seed)
+            values.push()
+            g.compute()
+            result.pull()
+            close(result.array[0, 0], 2 * normal(2, 3, seed=seed))
+
+
+def test_only_plain_numbers_of_this_graph_are_bound(backend: Backend) -> None:
+    with Graph(backend) as g, Graph(backend) as other:
+        x = g.input("x", "f32", (4, 4))
+        turned = g.output(g.transpose(x), "turned")
+        with pytest.raises(UsageError, match="no memory before allocate"):
+            g.bind(x)
+        g.allocate()
+        with pytest.raises(UsageError, match="cannot be read"):
+            g.bind(turned)
+        other.input("y", "f32", (1,))
+        other.allocate()
+        with pytest.raises(UsageError, match="not a node of this graph"):
+            other.bind(x)

@@ -163,7 +163,7 @@ class Graph(Operations):
         raw, shape = CTensor.from_address(tensor.pointer), tensor.ne[::-1]
         lib = functions()
         if lib.ggml_backend_buft_is_host(lib.ggml_backend_buffer_get_type(raw.buffer)):
-            memory = (ctypes.c_char * (tensor.size * dtype.itemsize)).from_address(raw.data)
+            memory: Any = (ctypes.c_char * (tensor.size * dtype.itemsize)).from_address(raw.data)
             array = np.frombuffer(memory, dtype).reshape(shape)
             array.fill(0)
             return Bound(array, _nothing, _nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from dspine.llama.state import State
 from dspine.llama.taps import (
     PUBLISHING_ARCHITECTURES,
     CallbackTaps,
+    LastingView,
     LayerInputTaps,
     Rows,
     TapReader,
@@ -109,6 +111,9 @@ class Context:
                 f"{snapshots} snapshots need batches of at least {snapshots + 2} tokens, this "
                 f"context has {rows}: raise the batch size (-b) or draft less"
             )
+        self._logits_views: defaultdict[int, LastingView] = defaultdict(
+            lambda: LastingView(1, self._vocab_size)
+        )
 
         callback = (
             CallbackTaps(handle.native, taps, model.hidden_size, rows)
@@ -149,13 +154,16 @@ class Context:
             )
         handle.retain()
         self._pointer_value: int = pointer
+        self._memory_value = int(api.llama_get_memory(pointer) or 0)
         self._closer = weakref.finalize(self, _release, api, pointer, handle)
         try:
             self.n_batch: int = min(rows, api.llama_n_batch(pointer))
             self._tap_reader: TapReader | None = callback
             self._one_sequence_taps = callback is not None and n_sequences > 1
             if taps and callback is None:
-                self._tap_reader = LayerInputTaps(handle.native, pointer, taps, model.hidden_size)
+                self._tap_reader = LayerInputTaps(
+                    handle.native, pointer, taps, model.hidden_size, rows
+                )
             self.snapshots: int = api.llama_n_rs_seq(pointer) if model.is_recurrent else 0
             self.state = State(
                 api,
@@ -205,7 +213,8 @@ class Context:
         address = self._native.logits_row(self._pointer(), self._output_row(row))
         if not address:
             raise LibraryError(f"the library gave no logits for row {row}")
-        return float_view(address, self._vocab_size)
+        view: Rows = self._logits_views[row].at(address)[0]
+        return view
 
     def argmax(self, row: int) -> int:
         """The most likely token after batch row `row` (the lowest id among equals)."""
@@ -270,7 +279,8 @@ class Context:
         return self._pointer_value
 
     def _memory_pointer(self) -> int:
-        return int(self._native.api.llama_get_memory(self._pointer()))
+        self._pointer()
+        return self._memory_value
 
     def _last_position(self, sequence: int) -> int:
         return self.memory.last_position(sequence)

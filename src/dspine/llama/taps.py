@@ -8,6 +8,7 @@ callback and the tensor name `l_out-<i>`, at the price of a call per graph node.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -73,13 +74,15 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
 class LayerInputTaps:
     """Taps through the library's own buffers: one memory copy per tap, nothing per node."""
 
-    def __init__(self, native: Native, context: int, taps: Sequence[int], hidden_size: int) -> None:
+    def __init__(
+        self, native: Native, context: int, taps: Sequence[int], hidden_size: int, capacity: int
+    ) -> None:
         assert native.set_tap is not None
         assert native.get_tap is not None
         self._read = native.get_tap
         self._context = context
         self._taps = tuple(taps)
-        self._hidden_size = hidden_size
+        self._views = [LastingView(capacity, hidden_size) for _ in taps]
         for tap in taps:
             native.set_tap(context, tap + 1, True)
 
@@ -90,7 +93,7 @@ class LayerInputTaps:
         address = self._read(self._context, self._taps[index] + 1)
         if not address:
             raise LibraryError(f"the library gave no buffer for tap {self._taps[index]}")
-        return float_view(address, count * self._hidden_size).reshape(count, self._hidden_size)
+        return self._views[index].at(address)[:count]
 
 
 class CallbackTaps:
@@ -149,7 +152,24 @@ class CallbackTaps:
         return True
 
 
-def float_view(address: int, count: int) -> Rows:
+def float_view(address: int, *shape: int) -> Rows:
     """float32 array over native memory, without a copy."""
-    view: Rows = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
-    return view
+    # Through bytes: NumPy would parse the format of an array of floats each time.
+    raw: Any = (ctypes.c_char * (4 * math.prod(shape))).from_address(address)
+    return np.frombuffer(raw, np.float32).reshape(shape)
+
+
+class LastingView:
+    """Views on rows that the library writes anew at each decode, mostly to the same place."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        """`rows` as many as there can be; only those that were written may be read."""
+        self._shape = (rows, width)
+        self._address = 0
+        self._view: Rows = np.empty((0, width), np.float32)
+
+    def at(self, address: int) -> Rows:
+        """(rows, width) from `address` on."""
+        if address != self._address:
+            self._view, self._address = float_view(address, *self._shape), address
+        return self._view

@@ -22,6 +22,7 @@ class Tokenizer:
         self.eos: int = self._api.llama_vocab_eos(vocab)
         """End token, -1 when the vocabulary has none."""
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+        self._ends: dict[int, bool] = {}
 
     def encode(
         self, text: str, *, add_special: bool = False, parse_special: bool = False
@@ -77,9 +78,12 @@ class Tokenizer:
 
     def is_end(self, token: int) -> bool:
         """Whether generation ends at `token` (end of text, of turn, and the like)."""
-        self._require_open()
-        self._check(token)
-        return bool(self._api.llama_vocab_is_eog(self._vocab, token))
+        known = self._ends.get(token)
+        if known is None:
+            self._require_open()
+            self._check(token)
+            known = self._ends[token] = bool(self._api.llama_vocab_is_eog(self._vocab, token))
+        return known
 
     def token_texts(self) -> list[str]:
         """Every token's text as the vocabulary stores it (not decoded), in id order."""

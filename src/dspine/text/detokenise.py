@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable
 
-DetokeniserState = tuple[bytes, int]
-"""Bytes held back, and the decoder's own flag."""
+DetokeniserState = bytes
+"""Bytes held back."""
 
 
 class Detokeniser:
@@ -18,22 +18,24 @@ class Detokeniser:
     def __init__(self, piece: Callable[[int], bytes]) -> None:
         """`piece` gives the bytes of one token (control tokens: none)."""
         self._piece = piece
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
 
     def push(self, token: int) -> str:
         """Text that became certain with this token, often all of it, sometimes none."""
-        return self._decoder.decode(self._piece(token))
+        data = self._held + self._piece(token)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
 
     def flush(self) -> str:
         """The rest at the end of an answer: U+FFFD for a character that never ended."""
-        rest = self._decoder.decode(b"", True)
-        self._decoder.reset()
-        return rest
+        rest, self._held = self._held, b""
+        return codecs.utf_8_decode(rest, "replace", True)[0]
 
     def mark(self) -> DetokeniserState:
         """State to return to with `restore`."""
-        return self._decoder.getstate()
+        return self._held
 
     def restore(self, state: DetokeniserState) -> None:
         """Back to a state taken with `mark`."""
-        self._decoder.setstate(state)
+        self._held = state

@@ -103,11 +103,11 @@ class BlockGraph:
 
     def trace(self, anchor: int) -> DraftTrace:
         """The same with everything in between."""
-        candidates, first_row, table = (values.copy() for values in self._run(anchor))
+        candidates, first_row, table = self._run(anchor)
         hidden = self.graph.get(self._hidden).reshape(self.width - 1, -1)
         before = self.graph.get(self._before).reshape(self.width - 1, -1)
         draft = walk_chain(candidates, first_row, table)
-        return DraftTrace(draft, hidden, before, candidates, first_row, table)
+        return DraftTrace(draft, hidden, before, candidates.copy(), first_row.copy(), table.copy())
 
     def _run(
         self, anchor: int

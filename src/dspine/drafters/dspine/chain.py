@@ -36,7 +36,7 @@ def walk_chain(
     for slot in range(slots):
         best = max(row)
         column = row.index(best)
-        tokens.append(int(candidates[slot, column]))
+        tokens.append(candidates.item(slot, column))
         # The best entry has exponent 0, so its softmax probability is one over the row's sum.
         scores.append(1.0 / sum([exp(score - best) for score in row]))
         if slot + 1 < slots:

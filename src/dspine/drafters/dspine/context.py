@@ -38,7 +38,7 @@ class ContextCache:
     def __init__(
         self, backend: Backend, config: DrafterConfig, n_ctx: int, cache_type: str = "f16"
     ) -> None:
-        self.config = config
+        self.config, self._window = config, config.context_window
         self.block_rows = -(-config.block_size // _ALIGN) * _ALIGN
         self.capacity = ring_capacity(config, n_ctx)
         self.rows = self.block_rows + self.capacity + 1
@@ -68,7 +68,7 @@ class ContextCache:
         replace. Returns the first of them that the ring will keep. UsageError or CapacityError
         when they do not fit.
         """
-        window = self.config.context_window
+        window = self._window
         end = position + count
         if position < 0:
             raise UsageError(f"context position {position} is negative")

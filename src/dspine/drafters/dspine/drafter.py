@@ -59,6 +59,7 @@ class DSpineDrafter:
         self.taps = config.taps
         self.n_ctx = n_ctx
         self._cache_type = cache_type
+        self._window = config.context_window
         self._closed = False
         self._caches: dict[int, ContextCache] = {}
         self._context_graphs: dict[tuple[int, int], ContextGraph] = {}
@@ -126,7 +127,7 @@ class DSpineDrafter:
 
     def first_visible(self, anchor_position: int) -> int:
         """First context position that a block anchored at `anchor_position` can see."""
-        return self.config.first_visible(anchor_position)
+        return 0 if self._window is None else max(0, anchor_position - self._window + 1)
 
     def covered(self, seq: int) -> int:
         """Context positions up to here are present as far as a block can see them."""
@@ -155,7 +156,7 @@ class DSpineDrafter:
                 f"{self.config.target_hidden_size})"
             )
         # A sum is quick, and finite unless an element is not or all are absurdly large.
-        if not math.isfinite(features.sum()):
+        if not math.isfinite(np.add.reduce(features, axis=None)):
             raise UsageError("features contain values that are not numbers")
         if not len(features):
             return
@@ -264,7 +265,7 @@ class DSpineDrafter:
                 f"anchor {anchor} is outside of the vocabulary of {self.config.vocab_size}"
             )
         cache = self._cache(seq)
-        needed = self.config.first_visible(cache.length)
+        needed = self.first_visible(cache.length)
         if cache.start > needed:
             raise UsageError(
                 f"a block at position {cache.length} sees context from {needed} on, but rows "
