@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dspine.engine.proposal import Proposer
 from dspine.engine.sequence import common_prefix
 from dspine.engine.target import Snapshot, Target
+from dspine.errors import LibraryError
 
 MAX_CHECKPOINTS = 8
 """States of a recurrent target kept at most."""
@@ -140,7 +142,8 @@ class HeldContext:
             return wanted
         usable = [s for s in self._kept if s.position <= wanted]
         if usable:
-            return target.put_back(max(usable, key=lambda s: s.position))
+            with suppress(LibraryError):  # then it starts with an empty memory
+                return target.put_back(max(usable, key=lambda s: s.position))
         target.clear()
         return 0
 
