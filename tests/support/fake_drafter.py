@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dspine.drafters.base import Draft, Features
+from dspine.drafters.base import ContextState, Draft, Features
 
 Chain = Callable[[Sequence[int], int], Sequence[int]]
 """(all tokens up to the anchor, count) -> drafts."""
@@ -54,6 +55,16 @@ class FakeDrafter:
         self.drafts.append((position, anchor, width))
         before = [self.context.get(place, 0) for place in range(position)]
         return Draft(tuple(self.chain([*before, anchor], width - 1)))
+
+    def save_context(self, seq: int) -> ContextState | None:
+        if not self.context:
+            return None
+        rows = json.dumps(sorted(self.context.items())).encode()
+        return ContextState(self.first_held(seq), self.covered(seq), rows)
+
+    def load_context(self, seq: int, state: ContextState) -> bool:
+        self.context = {int(place): int(token) for place, token in json.loads(state.data)}
+        return True
 
     def truncate(self, seq: int, length: int) -> None:
         self.context = {p: t for p, t in self.context.items() if p < length}

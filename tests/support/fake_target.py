@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dspine.drafters.base import Features
 from dspine.engine.target import LogitRows, Snapshot
+from dspine.errors import UsageError
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -112,6 +113,17 @@ class FakeTarget:
         return Snapshot(
             len(self.memory), json.dumps(self.memory).encode() if self.recurrent else b""
         )
+
+    def save(self) -> bytes:
+        return json.dumps(self.memory).encode()
+
+    def load(self, data: bytes) -> int:
+        self.memory = []
+        try:
+            self.memory = [int(token) for token in json.loads(data)]
+        except ValueError as error:
+            raise UsageError("these bytes are no memory") from error
+        return len(self.memory)
 
     def put_back(self, snapshot: Snapshot) -> int:
         kept = self.memory[: snapshot.position]

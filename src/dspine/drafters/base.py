@@ -48,6 +48,18 @@ class Draft:
     """For each token, if it was asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class ContextState:
+    """A sequence's context K/V as bytes, in the drafter's own form: positions start ... length - 1.
+
+    Only the same drafter file with the same cache type understands it.
+    """
+
+    start: int
+    length: int
+    data: bytes
+
+
 class Drafter(Protocol):
     """Owns native memory; one instance serves every sequence, all state indexed by `seq`."""
 
@@ -76,6 +88,12 @@ class Drafter(Protocol):
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on (a rollback, or a reused prefix)."""
+
+    def save_context(self, seq: int) -> ContextState | None:
+        """Copy of what is present, None when nothing is."""
+
+    def load_context(self, seq: int, state: ContextState) -> bool:
+        """Replace what is present; False, with nothing present, for a state that does not fit."""
 
     def close(self) -> None:
         """Free native memory; later calls raise ClosedError."""

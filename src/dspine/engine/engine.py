@@ -23,13 +23,14 @@ from dspine.engine.prompt import Prompt, TokenizerLike, encode_prompt
 from dspine.engine.proposal import Proposer
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, NoProposer
 from dspine.engine.rollback import Rollback, RollbackMode, make_rollback
-from dspine.engine.sequence import TokenSequence
+from dspine.engine.sequence import TokenSequence, common_prefix
+from dspine.engine.session_file import SavedSession, check_made_with
 from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.stats import Stats
 from dspine.engine.target import Target
 from dspine.engine.trace import Trace
 from dspine.engine.width import WidthPlan, WidthPolicy
-from dspine.errors import CapacityError, ClosedError, UsageError
+from dspine.errors import CapacityError, ClosedError, FileError, UsageError
 from dspine.text.chat_template import ChatTemplate
 from dspine.text.grammar import GrammarOptions
 from dspine.text.matcher import Grammars
@@ -82,6 +83,8 @@ class EngineParts:
     calibration: Calibration | None = None
     disabled_reason: str | None = None
     notices: tuple[str, ...] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+    """What a saved memory must agree in; see `dspine.engine.session_file`."""
     close: Callable[[], None] = field(default=lambda: None)
 
 
@@ -280,6 +283,49 @@ class Engine:
             )
         return Comparison(answers[0][0], answers[1][0], divergence)
 
+    def save_memory(self, wanted: Sequence[int] | None = None) -> SavedSession:
+        """What target and drafter hold, without messages; `load_memory` puts it back.
+
+        With `wanted` only if at least half of what is held is its beginning, else nothing.
+        """
+        self._check_idle()
+        tokens, state = self._held.save()
+        if wanted is not None and 2 * common_prefix(tokens, wanted) < len(tokens):
+            return SavedSession(made_with=self._parts.made_with)
+        drafter = self._parts.drafter
+        return SavedSession(
+            made_with=self._parts.made_with,
+            tokens=tokens,
+            state=state,
+            drafter=None if drafter is None else drafter.save_context(0),
+        )
+
+    def load_memory(self, saved: SavedSession) -> None:
+        """Hold what was saved; the next prompt reuses what it shares with it.
+
+        Raises FileError when it was saved by another target or other settings, CapacityError
+        when it does not fit; what is held stays then. A context of another drafter is left out.
+        """
+        self._check_idle()
+        check_made_with(saved.made_with, self._parts.made_with)
+        if len(saved.tokens) > self.n_ctx:
+            raise CapacityError(
+                f"the saved session holds {len(saved.tokens)} tokens, the context has "
+                f"{self.n_ctx}: raise the context size (-c)"
+            )
+        if not saved.tokens:
+            return
+        if max(saved.tokens) >= self._parts.tokenizer.vocab_size or min(saved.tokens) < 0:
+            raise FileError("the saved session has tokens that this target does not know")
+        try:
+            self._held.load(saved.tokens, saved.state)
+        except UsageError as error:
+            raise FileError(f"the saved session does not fit this target: {error}") from error
+        drafter, made_with = self._parts.drafter, self._parts.made_with
+        same = saved.made_with.get("drafter") == made_with.get("drafter")
+        if drafter is not None and saved.drafter is not None and same:
+            drafter.load_context(0, saved.drafter)
+
     def close(self) -> None:
         """Free target and drafter; later use raises ClosedError."""
         if not self._closed:
@@ -311,11 +357,7 @@ class Engine:
 
     def _exclusive(self, run: Run, stepper: Stepper) -> Iterator[Event]:
         """One generation at a time: they share the target's memory."""
-        self._check_open()
-        if self._busy:
-            raise UsageError(
-                "another answer of this engine is still running: read it to its end or close() it"
-            )
+        self._check_idle()
         self._busy = True
         settled = False
         try:
@@ -332,6 +374,13 @@ class Engine:
                 self._held.end(run.sequence.tokens)
             else:
                 self._held.forget()
+
+    def _check_idle(self) -> None:
+        self._check_open()
+        if self._busy:
+            raise UsageError(
+                "another answer of this engine is still running: read it to its end or close() it"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dspine.engine.proposal import Proposer
 from dspine.engine.sequence import common_prefix
 from dspine.engine.target import Snapshot, Target
-from dspine.errors import LibraryError
+from dspine.errors import LibraryError, UsageError
 
 MAX_CHECKPOINTS = 8
 """States of a recurrent target kept at most."""
@@ -116,6 +116,31 @@ class HeldContext:
         elif len(self._kept) >= self._max:
             del self._kept[0]
         self._kept.append(again or self._target.snapshot())
+
+    def save(self) -> tuple[tuple[int, ...], bytes]:
+        """The tokens that are held and the target's memory of them."""
+        length = len(self._tokens)
+        if self._proposer is not None:
+            self._proposer.flush(length)
+        return self.tokens, self._target.save() if length else b""
+
+    def load(self, tokens: Sequence[int], state: bytes) -> None:
+        """Replace what is held by what `save` gave.
+
+        Raises UsageError for a state of another kind or length; what was held stays then.
+        """
+        before = self._target.save() if self._tokens else b""
+        try:
+            if self._target.load(state) != len(tokens):
+                raise UsageError(f"the saved memory is not that of its {len(tokens)} tokens")
+        except UsageError:
+            self._target.clear()
+            if before:
+                self._target.load(before)
+            raise
+        self._tokens = list(tokens)
+        self._kept = []
+        self._forget_proposals(0)
 
     def end(self, tokens: Sequence[int]) -> None:
         """An answer is over: the memory holds the first of `tokens`, as many as it has."""

@@ -62,5 +62,11 @@ class LlamaTarget:
     def snapshot(self) -> Snapshot:
         return Snapshot(self.length(), self.context.state.copy_out(self._sequence))
 
+    def save(self) -> bytes:
+        return self.context.state.save(self._sequence)
+
+    def load(self, data: bytes) -> int:
+        return self.context.state.load(self._sequence, data)
+
     def put_back(self, snapshot: Snapshot) -> int:
         return self.context.state.copy_in(self._sequence, snapshot.data, snapshot.position)

@@ -28,6 +28,7 @@ from dspine.engine.width import (
 )
 from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
+from dspine.files.fingerprint import file_fingerprint
 from dspine.files.pairing import check_pair, describe_target
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
@@ -270,6 +271,14 @@ def load_parts(options: LoadOptions) -> EngineParts:
             calibration=measured,
             disabled_reason=disabled,
             notices=tuple(notices),
+            made_with={
+                "target": file_fingerprint(options.model),
+                "drafter": None if drafter is None or file is None else file_fingerprint(file.path),
+                "library": model.library.llama_version,
+                "cache_type_k": options.cache_type_k,
+                "cache_type_v": options.cache_type_v,
+                "flash_attention": flash,
+            },
         )
         parts.close = stack.pop_all().close
         return parts

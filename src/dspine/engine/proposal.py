@@ -103,5 +103,8 @@ class Proposer(Protocol):
     def confirm(self, confirmed: Confirmed) -> None:
         """A verify is over."""
 
+    def flush(self, position: int) -> None:
+        """Hand over what waits and a block anchored at `position` or later can see."""
+
     def truncate(self, length: int) -> None:
         """Only the first `length` tokens still count (an interrupted step)."""

@@ -61,6 +61,9 @@ class NoProposer:
     def confirm(self, confirmed: Confirmed) -> None:
         """Nothing to remember."""
 
+    def flush(self, position: int) -> None:
+        """Nothing waits."""
+
     def truncate(self, length: int) -> None:
         """Nothing to forget."""
 
@@ -117,6 +120,9 @@ class NgramProposer:
 
     def confirm(self, confirmed: Confirmed) -> None:
         self._index.extend(confirmed.tokens)
+
+    def flush(self, position: int) -> None:
+        """Nothing waits."""
 
     def truncate(self, length: int) -> None:
         self._index.truncate(length)
@@ -211,6 +217,10 @@ class DrafterProposer:
             rows = len(confirmed.tokens)
             self._guarded(lambda: self._feed.take(confirmed.position, confirmed.row, rows))
 
+    def flush(self, position: int) -> None:
+        if self._on():
+            self._guarded(lambda: self._feed.flush(position))
+
     def truncate(self, length: int) -> None:
         if self._on():
             self._guarded(lambda: self._feed.truncate(length - 1))
@@ -281,6 +291,10 @@ class AutoProposer:
     def confirm(self, confirmed: Confirmed) -> None:
         for part in self._parts:
             part.confirm(confirmed)
+
+    def flush(self, position: int) -> None:
+        for part in self._parts:
+            part.flush(position)
 
     def truncate(self, length: int) -> None:
         for part in self._parts:

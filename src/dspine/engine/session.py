@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Step
-from dspine.errors import UsageError
-from dspine.text.chat_template import Message
+from dspine.engine.session_file import read_session, write_session
+from dspine.errors import FileError, UsageError
+from dspine.text.chat_template import Message, check_messages
 
 
 class Session:
@@ -31,6 +34,7 @@ class Session:
     To change history: `undo` removes the last question with its answer, `edit` replaces a
     message and removes all after it, `regenerate` answers the last question again, `reset`
     starts anew. Nothing of this decodes anything; the next answer finds out what it can reuse.
+    `save` and `load` carry messages and memory over to another process.
     """
 
     def __init__(
@@ -115,6 +119,37 @@ class Session:
             self._messages = [{"role": "system", "content": system}]
         else:
             self._messages = [m for m in first if m["role"] == "system"]
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write messages, and what the engine holds of them, to a file for `load`.
+
+        What the engine holds is left out when it is mostly another conversation's. Raises
+        FileError when the file exists (without `overwrite`) or cannot be written.
+        """
+        self._check_idle()
+        wanted = None
+        if self._messages:
+            wanted = self._engine.encode(self._messages, variables=self._variables)
+        memory = self._engine.save_memory(wanted)
+        saved = replace(memory, messages=self.messages, variables=self._variables)
+        write_session(Path(path).expanduser(), saved, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, engine: Engine, path: str | Path) -> Session:
+        """Go on with a saved conversation; nothing of it needs to be decoded again.
+
+        Raises FileError for a file that is damaged, or was saved with another target or other
+        settings; the engine goes on as it was then.
+        """
+        path = Path(path).expanduser()
+        saved = read_session(path)
+        if saved.messages:
+            check_messages(saved.messages)
+        try:
+            engine.load_memory(saved)
+        except FileError as error:
+            raise FileError(f"{path}: {error}") from error
+        return cls(engine, messages=saved.messages, variables=saved.variables)
 
     def _answer(self, messages: list[Message], options: dict[str, Any]) -> Iterator[Event]:
         variables = {**self._variables, **(options.pop("variables", None) or {})}

@@ -78,5 +78,14 @@ class Target(Protocol):
     def snapshot(self) -> Snapshot:
         """Copy of the recurrent state of this point, for `put_back` at any later time."""
 
+    def save(self) -> bytes:
+        """All that is in memory, for `load` on a like target."""
+
+    def load(self, data: bytes) -> int:
+        """Replace the memory by saved bytes; the length then.
+
+        Raises UsageError, with an empty memory, for bytes of another kind of target.
+        """
+
     def put_back(self, snapshot: Snapshot) -> int:
         """Return to a snapshot's point, forgetting what came after it; the length there."""

@@ -8,7 +8,11 @@ scratch row that takes the padding of a chunk.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from dspine.drafters.base import Features
 from dspine.drafters.dspine.weights import DrafterWeights
@@ -54,6 +58,7 @@ class ContextCache:
             shape = (config.head_dim, self.rows, width)
             self.keys.append(self.store.declare(f"k{i}", cache_type, shape))
             self.values.append(self.store.declare(f"v{i}", cache_type, shape))
+        self._type = np.dtype(np.float16 if cache_type == "f16" else np.float32)
         self.store.allocate()
         # Masked rows are multiplied by 0, which only helps when they hold numbers.
         self.store.clear()
@@ -111,6 +116,43 @@ class ContextCache:
         if begin < end:
             return (slice(row + begin, row + end),)
         return slice(row, row + end), slice(row + begin, row + capacity)
+
+    def read(self) -> bytes:
+        """K, then V, of the positions that are present: (layers, heads, positions, head size)."""
+        rows = self._rows(self.start, self.length)
+        kept = [self._array(tensor)[:, rows] for tensor in (*self.keys, *self.values)]
+        return np.stack(kept).tobytes()
+
+    def fill(self, start: int, length: int, data: bytes) -> bool:
+        """Put what `read` gave for positions start ... length - 1 into the empty cache.
+
+        False, and still empty, for positions that do not fit or data of another size.
+        """
+        c, count = self.config, length - start
+        shape = (2 * c.num_layers, c.num_kv_heads, count, c.head_dim)
+        if not 0 <= start < length or count > self.capacity:
+            return False
+        if len(data) != math.prod(shape) * self._type.itemsize:
+            return False
+        if c.context_window is None and (start or length > self.capacity):
+            return False
+        saved = np.frombuffer(data, self._type).reshape(shape)
+        rows = self._rows(start, length)
+        for tensor, values in zip((*self.keys, *self.values), saved, strict=True):
+            whole = self._array(tensor)
+            whole[:, rows] = values
+            self.store.write(tensor.name, whole)
+        self.start = start
+        self.hold(start, count)
+        return True
+
+    def _rows(self, start: int, length: int) -> npt.NDArray[np.int64]:
+        return self.block_rows + np.arange(start, length, dtype=np.int64) % self.capacity
+
+    def _array(self, tensor: Tensor) -> npt.NDArray[Any]:
+        shape = (self.config.num_kv_heads, self.rows, self.config.head_dim)
+        data = tensor.read_rows(0, self.rows * self.config.num_kv_heads)
+        return data.reshape(-1).view(self._type).reshape(shape)
 
     def close(self) -> None:
         """Free the cache."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dspine.drafters.base import Draft, Features
+from dspine.drafters.base import ContextState, Draft, Features
 from dspine.drafters.dspine.block import BlockGraph, DraftTrace
 from dspine.drafters.dspine.context import CHUNKS, ContextCache, ContextGraph
 from dspine.drafters.dspine.target import host_tensor, target_tensors
@@ -181,6 +181,21 @@ class DSpineDrafter:
             raise UsageError(f"length is {length}: it cannot be negative")
         if seq in self._caches:
             self._caches[seq].truncate(length)
+
+    def save_context(self, seq: int) -> ContextState | None:
+        """Copy of the context K/V that is present, None when nothing is."""
+        self._check_open()
+        cache = self._caches.get(seq)
+        if cache is None or cache.start == cache.length:
+            return None
+        return ContextState(cache.start, cache.length, cache.read())
+
+    def load_context(self, seq: int, state: ContextState) -> bool:
+        """Replace the context of `seq`; False, with nothing present, where it does not fit."""
+        self._check_open()
+        cache = self._cache(seq)
+        cache.truncate(0)
+        return cache.fill(state.start, state.length, state.data)
 
     def close(self) -> None:
         """Free graphs, caches, weights and backend; later calls raise ClosedError."""
