@@ -15,6 +15,7 @@ import pytest
 import dspine
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Prefill, Step
+from dspine.errors import DspineError
 from tests.support.tiny_models import tiny_llama, tiny_qwen35
 from tests.support.tiny_pair import write_pair_drafter
 
@@ -27,17 +28,24 @@ def read(events: Iterator[Event]) -> tuple[Prefill, list[int]]:
     return first, [t for event in rest if isinstance(event, Step) for t in event.tokens]
 
 
+def load(files: tuple[Path, Path], **options: Any) -> Engine:
+    quick = {"proposer": "dspine", "n_threads": 1, "calibrate": False, "probe": False}
+    return dspine.load(*files, **{**quick, **options})
+
+
 @pytest.fixture(scope="module", params=["dense", "hybrid"])
-def engine(
+def files(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp(str(request.param))
     make = tiny_llama if request.param == "dense" else tiny_qwen35
     target = make(folder / "target.gguf", seed=5)
-    drafter = write_pair_drafter(folder / "drafter.gguf", target)
-    with dspine.load(
-        target, drafter, proposer="dspine", n_ctx=1024, n_threads=1, calibrate=False, probe=False
-    ) as engine:
+    return target, write_pair_drafter(folder / "drafter.gguf", target)
+
+
+@pytest.fixture(scope="module")
+def engine(files: tuple[Path, Path]) -> Iterator[Engine]:
+    with load(files, n_ctx=1024) as engine:
         yield engine
 
 
@@ -81,6 +89,37 @@ def test_the_drafter_proposes_the_same_on_a_kept_context(engine: Engine) -> None
         assert (first.reused > 100) == cache
         drafts.append(drafter.draft(0, 7, 6).tokens)
     assert drafts[0] == drafts[1]
+
+
+def test_a_saved_session_goes_on_in_another_engine(
+    engine: Engine, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    session = dspine.Session(engine, system="Be brief.")
+    list(session.ask("one two three", max_tokens=20, cache_prompt=False))
+    path = tmp_path / "a.session"
+    session.save(path)
+    kept = engine.held.tokens
+    drafter = engine._parts.drafter
+    assert drafter is not None
+    context = drafter.save_context(0)
+    assert context is not None
+    expected = read(session.ask("and four", max_tokens=20))
+    again = load(files, n_ctx=700)
+    with again as other:
+        loaded = dspine.Session.load(other, path)
+        assert other.held.tokens == kept
+        assert other._parts.drafter is not None
+        assert other._parts.drafter.save_context(0) == context
+        first, tokens = read(loaded.ask("and four", max_tokens=20))
+        assert (first.reused, tokens) == (expected[0].reused, expected[1])
+        assert loaded.messages == session.messages
+        assert other.disabled_reason is None
+    for options, text in (
+        ({"cache_type_k": "f32"}, "-ctk"),
+        ({"n_ctx": 32}, "the context has 32"),
+    ):
+        with load(files, **options) as other, pytest.raises(DspineError, match=text):
+            dspine.Session.load(other, path)
 
 
 def test_the_default_pair_drafts_as_well_on_a_kept_memory(

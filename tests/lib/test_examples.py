@@ -65,6 +65,18 @@ def test_inspect_events_colours_what_was_drafted(run: Run) -> None:
     assert "\033[32m" not in body
 
 
+def test_chat(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "talk.session"
+    printed = run("chat.py", "Name a colour.", "Another?", "-n", "6", "--file", str(file))
+    counts = re.findall(r"\[(\d+) tokens from memory, (\d+) decoded\]", printed)
+    (none, whole), (kept, new) = [(int(a), int(b)) for a, b in counts]
+    assert none == 0 and kept >= whole and new < kept
+    assert len(re.findall(r"acceptance length \d\.\d\d", printed)) == 2
+    printed = run("chat.py", "One more?", "-n", "6", "--file", str(file))
+    again = re.search(r"\[(\d+) tokens from memory", printed)
+    assert again is not None and int(again[1]) > kept
+
+
 def test_train_tiny(run: Run, tmp_path: Path) -> None:
     printed = run("train_tiny.py", str(tmp_path), "-n", "10", "-t", "1", "--steps", "2")
     assert re.search(r"\d+ of [1-9]\d* drafts accepted", printed)

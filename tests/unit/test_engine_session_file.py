@@ -15,6 +15,7 @@ from dspine.engine.engine import Engine
 from dspine.engine.events import Prefill, Step
 from dspine.engine.session import Session
 from dspine.engine.session_file import MAGIC, SavedSession, read_session, write_session
+from dspine.engine.target import Snapshot
 from dspine.errors import CapacityError, FileError, UsageError
 from dspine.files.fingerprint import HEAD, file_fingerprint
 from tests.support.fake_drafter import FakeDrafter
@@ -179,7 +180,14 @@ def sealed(header: Any, body: bytes = b"", version: int = 1) -> bytes:
         (sealed({"sections": [0, -1, 1]}), "does not understand"),
         (
             sealed(
-                {"sections": [3, 0, 0], "messages": [], "variables": {}, "made_with": {}}, b"xxx"
+                {
+                    "sections": [3, 0, 0],
+                    "messages": [],
+                    "variables": {},
+                    "made_with": {},
+                    "checkpoints": [],
+                },
+                b"xxx",
             ),
             "does not understand",
         ),
@@ -209,6 +217,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         made_with={"target": "t"},
         tokens=(1, 2, 70000),
         state=bytes(range(256)),
+        checkpoints=(Snapshot(1, b"a"), Snapshot(2, b"bc")),
         drafter=ContextState(1, 3, b"rows"),
     )
     write_session(tmp_path / "s", saved)

@@ -16,7 +16,7 @@ from dspine.cli import INTERRUPTED
 from dspine.cli.compare import print_comparison
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json, speed_line, warn
-from dspine.cli.session import open_engine, read_request
+from dspine.cli.session import open_engine, open_session, read_request
 from dspine.engine.events import Event, Finish, Step, TokenLogprob
 from dspine.errors import UsageError
 
@@ -30,6 +30,7 @@ def command(options: Options, prompt_argument: str | None) -> int:
     if options.switch("plain") and options.switch("compare"):
         raise UsageError("--plain and --compare exclude each other: --compare runs both ways")
     request = read_request(options, prompt_argument, sys.stdin)
+    file = options.path("session")
     with open_engine(options) as engine, cancel_on_interrupt() as cancel:
         for notice in engine.notices:
             warn(notice)
@@ -44,19 +45,27 @@ def command(options: Options, prompt_argument: str | None) -> int:
                 on_start=None if options.switch("json") else announce,
             )
             return print_comparison(comparison, as_json=options.switch("json"))
-        events = engine.generate(
-            request.prompt,
-            max_tokens=request.max_tokens,
-            stop=request.stop,
-            grammar=request.grammar,
-            logprobs=request.logprobs,
-            raw=request.raw,
-            plain=options.switch("plain"),
-            cancel=cancel,
-        )
+        limits: dict[str, Any] = {
+            "max_tokens": request.max_tokens,
+            "stop": request.stop,
+            "grammar": request.grammar,
+            "logprobs": request.logprobs,
+            "plain": options.switch("plain"),
+            "cancel": cancel,
+        }
+        session = None
+        if file is None:
+            events = engine.generate(request.prompt, raw=request.raw, **limits)
+        else:
+            session = open_session(engine, file, options.text("system"))
+            events = session.ask(request.text, **limits)
         if options.switch("json"):
-            return print_answer(events, about(engine), engine.tokenizer.piece)
-        return stream(events)
+            code = print_answer(events, about(engine), engine.tokenizer.piece)
+        else:
+            code = stream(events)
+        if session is not None and file is not None:
+            session.save(file, overwrite=True)
+        return code
 
 
 @contextmanager

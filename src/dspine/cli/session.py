@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from dspine.cli.options import Options
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from dspine.engine.engine import Engine
     from dspine.engine.prompt import Prompt
     from dspine.text.grammar import GrammarOptions
+    from dspine.engine.session import Session
 
 FLASH_ATTENTION = {"auto": None, "on": True, "off": False}
 
@@ -23,6 +25,8 @@ class Request:
     """What one `dspine run` asks for."""
 
     prompt: Prompt
+    text: str
+    """What the user said, without a system message."""
     raw: bool
     max_tokens: int | None
     stop: tuple[str, ...]
@@ -40,10 +44,17 @@ def read_request(options: Options, argument: str | None, standard_input: TextIO)
     logprobs = options.number("logprobs")
     if logprobs >= 0 and (options.switch("compare") or not options.switch("json")):
         raise UsageError("--logprobs is printed by --json without --compare only: change the two")
+    file = options.path("session")
+    for other in ("raw", "compare"):
+        if file is not None and options.switch(other):
+            raise UsageError(f"--session and --{other} exclude each other")
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"the folder of --session {file} does not exist: create it first")
     text = read_prompt(argument, options.text("prompt"), options.path("file"), standard_input)
     user = {"role": "user", "content": text}
     return Request(
         prompt=text if system is None else [{"role": "system", "content": system}, user],
+        text=text,
         raw=raw,
         max_tokens=None if count < 0 else count,
         stop=options.texts("stop"),
@@ -74,6 +85,20 @@ def read_grammar(options: Options) -> GrammarOptions | None:
     if name.startswith("json"):
         return GrammarOptions.json_schema(text)
     return GrammarOptions.grammar(text)
+
+
+def open_session(engine: Engine, file: Path, system: str | None) -> Session:
+    """The conversation in `file`, or a new one that begins with `system`."""
+    from dspine.engine.session import Session
+
+    if not file.exists():
+        return Session(engine, system=system)
+    if system is not None:
+        raise UsageError(
+            f"--system belongs to the beginning of a conversation, and {file} holds one that has "
+            f"begun: leave it out, or name another file"
+        )
+    return Session.load(engine, file)
 
 
 def open_engine(options: Options) -> Engine:

@@ -289,7 +289,7 @@ class Engine:
         With `wanted` only if at least half of what is held is its beginning, else nothing.
         """
         self._check_idle()
-        tokens, state = self._held.save()
+        tokens, state, checkpoints = self._held.save()
         if wanted is not None and 2 * common_prefix(tokens, wanted) < len(tokens):
             return SavedSession(made_with=self._parts.made_with)
         drafter = self._parts.drafter
@@ -297,6 +297,7 @@ class Engine:
             made_with=self._parts.made_with,
             tokens=tokens,
             state=state,
+            checkpoints=checkpoints,
             drafter=None if drafter is None else drafter.save_context(0),
         )
 
@@ -318,7 +319,7 @@ class Engine:
         if max(saved.tokens) >= self._parts.tokenizer.vocab_size or min(saved.tokens) < 0:
             raise FileError("the saved session has tokens that this target does not know")
         try:
-            self._held.load(saved.tokens, saved.state)
+            self._held.load(saved.tokens, saved.state, saved.checkpoints)
         except UsageError as error:
             raise FileError(f"the saved session does not fit this target: {error}") from error
         drafter, made_with = self._parts.drafter, self._parts.made_with

@@ -14,6 +14,9 @@ from dspine.errors import LibraryError, UsageError
 MAX_CHECKPOINTS = 8
 """States of a recurrent target kept at most."""
 
+SAVED_CHECKPOINTS = 2
+"""Of these as many go to disk: the states around the end of the last prompt."""
+
 MARGIN = 32
 """Tokens before the end of a prompt where a recurrent state is kept as well: templates often
 render the last few tokens of a prompt differently once the answer is part of the history."""
@@ -117,14 +120,17 @@ class HeldContext:
             del self._kept[0]
         self._kept.append(again or self._target.snapshot())
 
-    def save(self) -> tuple[tuple[int, ...], bytes]:
-        """The tokens that are held and the target's memory of them."""
+    def save(self) -> tuple[tuple[int, ...], bytes, tuple[Snapshot, ...]]:
+        """The tokens that are held, the target's memory of them, and its latest states."""
         length = len(self._tokens)
         if self._proposer is not None:
             self._proposer.flush(length)
-        return self.tokens, self._target.save() if length else b""
+        latest = sorted(self._kept, key=lambda s: s.position)[-SAVED_CHECKPOINTS:]
+        return self.tokens, self._target.save() if length else b"", tuple(latest)
 
-    def load(self, tokens: Sequence[int], state: bytes) -> None:
+    def load(
+        self, tokens: Sequence[int], state: bytes, checkpoints: Sequence[Snapshot] = ()
+    ) -> None:
         """Replace what is held by what `save` gave.
 
         Raises UsageError for a state of another kind or length; what was held stays then.
@@ -139,7 +145,7 @@ class HeldContext:
                 self._target.load(before)
             raise
         self._tokens = list(tokens)
-        self._kept = []
+        self._kept = [s for s in checkpoints if 0 < s.position <= len(tokens)]
         self._forget_proposals(0)
 
     def end(self, tokens: Sequence[int]) -> None:

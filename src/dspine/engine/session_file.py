@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dspine.drafters.base import ContextState
+from dspine.engine.target import Snapshot
 from dspine.errors import FileError, UsageError
 from dspine.files.atomic import atomic_write, reason
 
@@ -37,7 +38,8 @@ class SavedSession:
 
     `made_with` says what the memory belongs to (target, cache types, library, drafter).
     `tokens` are those whose memory `state` is, in llama.cpp's own form for one sequence; both
-    are empty when the messages alone were worth keeping. `drafter` is its context K/V.
+    are empty when the messages alone were worth keeping. `checkpoints` are earlier states of a
+    recurrent target, `drafter` is the drafter's context K/V.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -45,6 +47,7 @@ class SavedSession:
     made_with: Mapping[str, Any] = field(default_factory=dict)
     tokens: tuple[int, ...] = ()
     state: bytes = b""
+    checkpoints: tuple[Snapshot, ...] = ()
     drafter: ContextState | None = None
 
 
@@ -53,6 +56,7 @@ def write_session(path: Path, saved: SavedSession, *, overwrite: bool = False) -
     tokens = np.asarray(saved.tokens, "<i4").tobytes()
     context = saved.drafter
     sections = [tokens, saved.state, context.data if context else b""]
+    sections += [checkpoint.data for checkpoint in saved.checkpoints]
     try:
         header = json.dumps(
             {
@@ -60,6 +64,7 @@ def write_session(path: Path, saved: SavedSession, *, overwrite: bool = False) -
                 "variables": dict(saved.variables),
                 "made_with": dict(saved.made_with),
                 "drafter": None if context is None else [context.start, context.length],
+                "checkpoints": [checkpoint.position for checkpoint in saved.checkpoints],
                 "sections": [len(section) for section in sections],
             },
             ensure_ascii=False,
@@ -109,7 +114,7 @@ def read_session(path: Path) -> SavedSession:
         at = _PREFIX.size + size
         if min(lengths) < 0 or at + sum(lengths) != len(body):
             raise ValueError("sections of another length")
-        tokens, state, rows = _split(body[at:], lengths)
+        tokens, state, rows, *states = _split(body[at:], lengths)
         span = header["drafter"]
         return SavedSession(
             messages=tuple(_mapping(message) for message in header["messages"]),
@@ -117,6 +122,10 @@ def read_session(path: Path) -> SavedSession:
             made_with=_mapping(header["made_with"]),
             tokens=tuple(np.frombuffer(tokens, "<i4").tolist()),
             state=bytes(state),
+            checkpoints=tuple(
+                Snapshot(int(position), bytes(data))
+                for position, data in zip(header["checkpoints"], states, strict=True)
+            ),
             drafter=None if span is None else ContextState(int(span[0]), int(span[1]), bytes(rows)),
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:

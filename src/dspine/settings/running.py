@@ -231,6 +231,18 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         placeholder="TEXT",
     ),
     Setting(
+        name="session",
+        flags=("--session",),
+        kind="path",
+        default=None,
+        group="Prompt",
+        help="Continue the conversation in this file, or begin one there; it is saved after the "
+        "answer, with what the model has read, so that nothing is read twice.",
+        commands=("run",),
+        in_environment=False,
+        placeholder="FILE",
+    ),
+    Setting(
         name="chat_template",
         flags=("--chat-template",),
         kind="path",
