@@ -14,8 +14,8 @@ from dspine.errors import UsageError
 if TYPE_CHECKING:
     from dspine.engine.engine import Engine
     from dspine.engine.prompt import Prompt
-    from dspine.text.grammar import GrammarOptions
     from dspine.engine.session import Session
+    from dspine.text.grammar import GrammarOptions
 
 FLASH_ATTENTION = {"auto": None, "on": True, "off": False}
 
