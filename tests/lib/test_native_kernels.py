@@ -52,8 +52,13 @@ def folder(built: Path) -> Path:
 
 
 def _child(*arguments: str, **environment: str) -> dict[str, Any]:
+    found: dict[str, Any] = _output("tests.support.native_child", *arguments, **environment)
+    return found
+
+
+def _output(module: str, *arguments: str, **environment: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.native_child", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=_ROOT,
         env={**{k: v for k, v in os.environ.items() if k != SWITCH}, **environment},
         capture_output=True,
@@ -62,8 +67,7 @@ def _child(*arguments: str, **environment: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_self_test_passes(built: Path, folder: Path) -> None:
@@ -88,6 +92,21 @@ def test_attention_is_right_and_row_invariant(built: Path, folder: Path) -> None
     for case, facts in found.items():
         assert facts["error"] <= 2e-6, f"{case}: {facts['error']}"
         assert all(facts["same"]), case
+
+
+@pytest.mark.parametrize("what", ["products", "attention"])
+def test_rows_of_random_shapes_do_not_depend_on_the_batch(
+    what: str, built: Path, folder: Path
+) -> None:
+    assert _output("tests.support.native_random", what, str(built), str(folder), "7", "8") == []
+
+
+def test_logits_of_random_texts_do_not_depend_on_the_batch(
+    cache: Path, folder: Path, default_target: Path
+) -> None:
+    where = str(cache.parent)
+    arguments = ("model", str(default_target), "7", "3")
+    assert _output("tests.support.native_random", *arguments, XDG_CACHE_HOME=where) == []
 
 
 def test_logits_of_the_target_do_not_depend_on_the_batch(
