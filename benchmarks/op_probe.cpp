@@ -1,5 +1,5 @@
 // Notes when each thread of ggml's CPU backend begins an operation and when it waits for the others,
-// without changing the library: loaded first (LD_PRELOAD), it stands before three functions that the
+// without changing the library: loaded first (LD_PRELOAD), it stands before four functions that the
 // library calls through its own symbol table, and passes every call on. `ops.py` compiles and reads it.
 #include <dlfcn.h>
 #include <time.h>
