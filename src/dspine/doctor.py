@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from dspine.llama.probe import ProbeResult
 
 
+FLASH_STAYS_ON = (
+    "flash attention stays on whatever the times: the CPU kernels compute attention only as that "
+    "one operation, which is what makes a row's result the same in every batch"
+)
 DISTURBED = (
     "the times vary, other programs seem to be at work: they are not kept, measure again when "
     "the machine is idle"
@@ -133,6 +137,8 @@ def _examine(question: Question, report: Report, on_stage: Callable[[str], None]
         if plan is not None and measured is not None:
             report.flash_attention = plan.flash_attention
             report.rows_ms = measured.rows_ms
+            if len(measured.rows_ms) > 1 and report.library.kernels.active:
+                report.notes.append(FLASH_STAYS_ON)
             report.notes += [DISTURBED] if measured.is_noisy else []
         report.speculation = _judge(engine)
 

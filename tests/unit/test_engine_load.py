@@ -78,6 +78,8 @@ def test_both_attention_settings_are_measured_where_there_is_a_choice(
     flash: bool | None, cache: str, settings: tuple[bool, ...]
 ) -> None:
     assert Conditions(64, 1, flash, "f16", cache, 16).settings == settings
+    settled = Conditions(64, 1, flash, "f16", cache, 16, is_settled=True)
+    assert settled.settings == settings[-1:]
 
 
 def test_physical_cores_are_at_most_what_may_be_used() -> None:

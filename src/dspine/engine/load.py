@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
@@ -184,10 +184,11 @@ def load_parts(options: LoadOptions) -> EngineParts:
         rollback = choose_rollback(
             options.rollback, is_recurrent=model.is_recurrent, architecture=model.architecture
         )
-        if options.flash_attention is None and model.library.kernels.active:
+        flash = options.flash_attention
+        if flash is None and model.library.kernels.active:
             # Our kernels take over attention only as one operation; cut into products it would
             # make logits depend on the batch again.
-            options = replace(options, flash_attention=True)
+            flash = True
         n_ctx = options.n_ctx or min(model.context_train, DEFAULT_CONTEXT)
         n_threads = options.n_threads or physical_cores()
 
@@ -208,13 +209,15 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 cache_type_k=options.cache_type_k,
                 cache_type_v=options.cache_type_v,
                 most_rows=most,
+                is_settled=flash is not None and not options.calibrate_anew,
             )
             measured = calibrated(
                 model, file, drafter, conditions, cache_dir, anew=options.calibrate_anew
             )
             if file is not None and not file.record.acceptance_curve:
                 notices.append(assumes_acceptance(file.path))
-            plan = plan_widths(measured.rows_ms, measured.draft_ms, curve, NGRAM_CURVE, most, block)
+            rows_ms = measured.rows_ms if flash is None else {flash: measured.rows_ms[flash]}
+            plan = plan_widths(rows_ms, measured.draft_ms, curve, NGRAM_CURVE, most, block)
             costs = measured.costs(plan.flash_attention)
             hoped = [0.5 + 0.5 * chance for chance in curve]
             if drafter is not None and options.spec_draft_n_max is None:
@@ -223,7 +226,6 @@ def load_parts(options: LoadOptions) -> EngineParts:
                     drafter.close()
                     drafter = None
                     disabled = does_not_pay(plan.cost_ms, measured.draft_ms, hoped, block)
-        flash = options.flash_attention
         if flash is None:
             flash = plan.flash_attention if plan else needs_flash(options.cache_type_v)
         # Snapshots cost memory all the time: as many as may be drafted, and none without drafts.

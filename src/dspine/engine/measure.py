@@ -28,13 +28,15 @@ class Conditions:
     cache_type_k: str
     cache_type_v: str
     most_rows: int
+    is_settled: bool = False
+    """Flash attention stays on where it may, whatever the times say: off is not timed."""
 
     @property
     def settings(self) -> tuple[bool, ...]:
         """The flash attention settings that are possible and not ruled out."""
         if self.flash_attention is not None:
             return (self.flash_attention,)
-        return (True,) if needs_flash(self.cache_type_v) else (False, True)
+        return (True,) if self.is_settled or needs_flash(self.cache_type_v) else (False, True)
 
 
 def needs_flash(cache_type_v: str) -> bool:
