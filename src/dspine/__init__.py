@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dspine.engine.events import Step as Step
     from dspine.engine.events import TokenLogprob as TokenLogprob
     from dspine.engine.load import load as load
+    from dspine.engine.sampling import SamplingOptions as SamplingOptions
     from dspine.engine.session import Session as Session
     from dspine.engine.stats import ProposerStats as ProposerStats
     from dspine.engine.stats import Stats as Stats
@@ -41,6 +42,7 @@ _HOMES = {
     "ProposerStats": "dspine.engine.stats",
     "Result": "dspine.engine.engine",
     "Session": "dspine.engine.session",
+    "SamplingOptions": "dspine.engine.sampling",
     "Stats": "dspine.engine.stats",
     "Step": "dspine.engine.events",
     "TokenLogprob": "dspine.engine.events",
@@ -57,6 +59,7 @@ __all__ = [
     "Prefill",
     "ProposerStats",
     "Result",
+    "SamplingOptions",
     "Session",
     "Stats",
     "Step",

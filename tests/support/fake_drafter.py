@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dspine.drafters.base import ContextState, Draft, Features
+from dspine.drafters.base import ContextState, Draft, Draw, Features
 
 Chain = Callable[[Sequence[int], int], Sequence[int]]
 """(all tokens up to the anchor, count) -> drafts."""
@@ -46,7 +46,7 @@ class FakeDrafter:
             assert int(place) == position + offset, "a feature at another position"
             self.context[position + offset] = int(token)
 
-    def draft(self, seq: int, anchor: int, width: int) -> Draft:
+    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
         assert 2 <= width <= self.block_size, f"width {width}"
         position = self.covered(seq)
         first = self.first_visible(position)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from dspine.drafters.base import Draw
 from dspine.drafters.dspine.chain import walk_chain
+from dspine.engine.noise import Noise, Purpose
 from dspine.errors import UsageError
+from tests.support.toy_target import chi_square, is_plausible
 
 
 def test_each_slot_reads_the_row_of_the_candidate_chosen_before() -> None:
@@ -70,3 +75,26 @@ def test_shapes_that_do_not_belong_together_are_refused() -> None:
             np.zeros(2, dtype=np.float32),
             np.zeros((1, 2, 2), dtype=np.float32),
         )
+
+
+def test_a_drawn_path_has_the_distribution_of_its_rows() -> None:
+    candidates = np.array([[4, 5, 6], [7, 8, 9]], dtype=np.int32)
+    first = np.array([0.0, 1.0, -4.0], dtype=np.float32)
+    table = np.array([[[2, 0, 1], [0, 0.5, 0], [1, 1, 1]]], dtype=np.float32)
+    noise, counts = Noise(3), np.zeros((3, 3))
+    for place in range(6000):
+        own = partial(noise.gumbel_rows, Purpose.DRAFT, place << 8)
+        draw = Draw(0.5, 0.05, own, with_distributions=True)
+        draft = walk_chain(candidates, first, table, draw)
+        one, two = draft.drawn
+        assert draft.tokens == (one.token, two.token)
+        assert (one.candidates == candidates[0]).all() and (two.candidates == candidates[1]).all()
+        counts[one.token - 4, two.token - 7] += 1
+        if place < 50:
+            greedy = walk_chain(candidates, first, table)
+            assert draft.scores == greedy.scores, "scores do not depend on what was drawn"
+    # Temperature 0.5 doubles the scores; -4 is below a twentieth of the best one and left out.
+    p_first = np.array([1.0, np.e**2, 0.0]) / (1 + np.e**2)
+    p_next = np.exp(2 * table[0]) / np.exp(2 * table[0]).sum(axis=1, keepdims=True)
+    assert one.probabilities == pytest.approx(p_first)
+    assert is_plausible(*chi_square(counts.ravel(), (p_first[:, None] * p_next).ravel()))

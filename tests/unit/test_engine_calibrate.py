@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dspine.drafters.base import Draft
+from dspine.drafters.base import Draft, Draw
 from dspine.engine import calibrate
 from dspine.engine.calibrate import Calibration, cached, never_cheaper, row_counts, time_rows
 from tests.support.fake_drafter import FakeDrafter
@@ -112,7 +112,7 @@ def test_the_drafter_is_timed_with_the_context_of_a_step(clock: Clock) -> None:
         def add_context(self, seq: int, position: int, features: object) -> None:
             clock.now += 0.001
 
-        def draft(self, seq: int, anchor: int, width: int) -> Draft:
+        def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
             clock.now += 0.001 * width
             return Draft((1,) * (width - 1))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspine.drafters.base import Draft
+from dspine.drafters.base import Draft, Draw
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.events import Event, Finish, Step
@@ -183,7 +183,7 @@ class Failing(FakeDrafter):
         super().__init__(lambda tokens, count: [1] * count)
         self.fails, self.asked = fails, 0
 
-    def draft(self, seq: int, anchor: int, width: int) -> Draft:
+    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
         self.asked += 1
         if self.asked in self.fails:
             raise RuntimeError("the graph broke")

@@ -41,6 +41,7 @@ def command(options: Options, prompt_argument: str | None) -> int:
                 stop=request.stop,
                 grammar=request.grammar,
                 raw=request.raw,
+                sampling=request.sampling,
                 cancel=cancel,
                 on_start=None if options.switch("json") else announce,
             )
@@ -51,6 +52,7 @@ def command(options: Options, prompt_argument: str | None) -> int:
             "grammar": request.grammar,
             "logprobs": request.logprobs,
             "plain": options.switch("plain"),
+            "sampling": request.sampling,
             "cancel": cancel,
         }
         session = None

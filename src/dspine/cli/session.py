@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from dspine.cli.options import Options
 from dspine.cli.prompt import read_prompt, read_text
+from dspine.cli.sampling import read_sampling
 from dspine.errors import UsageError
 
 if TYPE_CHECKING:
     from dspine.engine.engine import Engine
     from dspine.engine.prompt import Prompt
+    from dspine.engine.sampling import SamplingOptions
     from dspine.engine.session import Session
     from dspine.text.grammar import GrammarOptions
 
@@ -32,6 +34,7 @@ class Request:
     stop: tuple[str, ...]
     grammar: GrammarOptions | None
     logprobs: int | None
+    sampling: SamplingOptions
 
 
 def read_request(options: Options, argument: str | None, standard_input: TextIO) -> Request:
@@ -60,6 +63,7 @@ def read_request(options: Options, argument: str | None, standard_input: TextIO)
         stop=options.texts("stop"),
         grammar=read_grammar(options),
         logprobs=None if logprobs < 0 else logprobs,
+        sampling=read_sampling(options),
     )
 
 

@@ -17,12 +17,14 @@ Features = npt.NDArray[np.float32]
 class Draw:
     """How to pick among the candidates of a slot other than by the best score.
 
-    The pick is the arg-max of scores / `temperature` + `noise`, which is a draw from the softmax
-    of scores / `temperature` where the noise is Gumbel noise. `noise(ids)` gives that of
-    candidates `ids` (slots, K), the first row for the first token after the anchor.
+    Left out is what has less than `min_p` of the best one's probability at temperature 1. Of the
+    others the pick is the arg-max of scores / `temperature` + `noise`, which is a draw from the
+    softmax of scores / `temperature` where the noise is Gumbel noise. `noise(ids)` gives that
+    of candidates `ids` (slots, K), the first row for the first token after the anchor.
     """
 
     temperature: float
+    min_p: float
     noise: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float64]]
     with_distributions: bool
     """Whether the distributions are wanted that the drafts were drawn from."""
@@ -83,8 +85,11 @@ class Drafter(Protocol):
         block can see; earlier rows overwrite. Raises UsageError for any other gap.
         """
 
-    def draft(self, seq: int, anchor: int, width: int) -> Draft:
-        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`."""
+    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`.
+
+        They are the best ones, or picked as `draw` says.
+        """
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on (a rollback, or a reused prefix)."""

@@ -23,6 +23,7 @@ from dspine.engine.prompt import Prompt, TokenizerLike, encode_prompt
 from dspine.engine.proposal import Proposer
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, NoProposer
 from dspine.engine.rollback import Rollback, RollbackMode, make_rollback
+from dspine.engine.sampling import SamplingChooser, SamplingOptions, TokenSampler, comparable
 from dspine.engine.sequence import TokenSequence, common_prefix
 from dspine.engine.session_file import SavedSession, check_made_with
 from dspine.engine.speculate import SpeculativeStepper
@@ -31,6 +32,7 @@ from dspine.engine.target import Target
 from dspine.engine.trace import Trace
 from dspine.engine.width import WidthPlan, WidthPolicy
 from dspine.errors import CapacityError, ClosedError, FileError, UsageError
+from dspine.llama.sampler import ChainOptions
 from dspine.text.chat_template import ChatTemplate
 from dspine.text.grammar import GrammarOptions
 from dspine.text.matcher import Grammars
@@ -85,6 +87,8 @@ class EngineParts:
     notices: tuple[str, ...] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
     """What a saved memory must agree in; see `dspine.engine.session_file`."""
+    make_sampler: Callable[[ChainOptions, Sequence[int]], TokenSampler] | None = None
+    """A sampler that has accepted these tokens; None where only arg-max is possible."""
     close: Callable[[], None] = field(default=lambda: None)
 
 
@@ -191,6 +195,7 @@ class Engine:
         plain: bool = False,
         raw: bool = False,
         variables: Mapping[str, Any] | None = None,
+        sampling: SamplingOptions | None = None,
         cancel: threading.Event | None = None,
         trace: Trace | None = None,
         cache_prompt: bool = True,
@@ -198,14 +203,14 @@ class Engine:
         """Events of one answer: Prefill, Steps, Finish.
 
         `max_tokens` None means until the answer ends or the context is full. `plain` decodes
-        without drafts. `grammar` restricts the whole answer; an end token may come where it is
-        complete, so an answer cut by `max_tokens` ("length") may not be. `logprobs` asks for the
-        log-probability of each token and of that many best ones (`TokenLogprob`). `variables`
-        reach the chat template. Setting `cancel`, or Ctrl-C while a step runs, ends with
-        Finish("cancelled"). `trace` collects what was decoded together. `cache_prompt`: what the
-        memory holds of this prompt from the answer before is not decoded again (with a `trace`
-        everything is). Prompt and grammar are checked at once, before the first event is asked
-        for.
+        without drafts. `sampling` says how tokens are drawn (default: the most likely ones).
+        `grammar` restricts the whole answer; an end token may come where it is complete, so an
+        answer cut by `max_tokens` ("length") may not be. `logprobs` asks for the log-probability
+        of each token and of that many best ones (`TokenLogprob`). `variables` reach the chat
+        template. Setting `cancel`, or Ctrl-C while a step runs, ends with Finish("cancelled").
+        `trace` collects what was decoded together. `cache_prompt`: what the memory holds of this
+        prompt from the answer before is not decoded again (with a `trace` everything is). All
+        options are checked at once, before the first event is asked for.
         """
         tokens = self.encode(prompt, raw=raw, variables=variables)
         parts = self._parts
@@ -223,7 +228,7 @@ class Engine:
             Emitter(
                 parts.tokenizer.piece, parts.tokenizer.is_end, max_tokens=max_tokens, stop=stop
             ),
-            self._chooser(grammar, scores),
+            self._chooser(sampling or SamplingOptions(), tokens, grammar, scores),
             cancel=cancel or threading.Event(),
             trace=trace,
             reuse=cache_prompt and trace is None,
@@ -244,13 +249,17 @@ class Engine:
         grammar: GrammarOptions | None = None,
         raw: bool = False,
         variables: Mapping[str, Any] | None = None,
+        sampling: SamplingOptions | None = None,
         cancel: threading.Event | None = None,
         on_start: Callable[[str], None] | None = None,
     ) -> Comparison:
         """Answer plainly, then speculatively; a difference is explained by the target alone.
 
-        `on_start` hears "plain" and "speculative" when that answer begins.
+        `on_start` hears "plain" and "speculative" when that answer begins. Where tokens are
+        drawn, both answers have the same seed, and drafts are judged by `match`.
         """
+        sampling = comparable(sampling or SamplingOptions())
+        tokens = self.encode(prompt, raw=raw, variables=variables)
         answers: list[tuple[Answer, Trace]] = []
         for plain in (True, False):
             if on_start is not None:
@@ -265,6 +274,7 @@ class Engine:
                     plain=plain,
                     raw=raw,
                     variables=variables,
+                    sampling=sampling,
                     cancel=cancel,
                     trace=trace,
                 )
@@ -279,7 +289,7 @@ class Engine:
                 self._rollback,
                 answers[0],
                 answers[1],
-                lambda: self._chooser(grammar),
+                lambda: self._chooser(sampling, tokens, grammar),
             )
         return Comparison(answers[0][0], answers[1][0], divergence)
 
@@ -340,10 +350,26 @@ class Engine:
         self.close()
 
     def _chooser(
-        self, grammar: GrammarOptions | None, scores: LogprobRecorder | None = None
+        self,
+        sampling: SamplingOptions,
+        prompt: Sequence[int],
+        grammar: GrammarOptions | None,
+        scores: LogprobRecorder | None = None,
     ) -> Chooser:
+        target, make = self._parts.target, self._parts.make_sampler
         constraint = None if grammar is None else self._grammars.matcher(grammar)
-        return GreedyChooser(self._parts.target, constraint=constraint, listener=scores)
+        if sampling.is_greedy:
+            return GreedyChooser(target, constraint=constraint, listener=scores)
+        if make is None:
+            raise UsageError("this engine cannot sample: ask for temperature 0 and no penalties")
+        return SamplingChooser(
+            target,
+            make(sampling, prompt),
+            sampling,
+            len(prompt),
+            constraint=constraint,
+            listener=scores,
+        )
 
     def _stepper(self, run: Run, plain: bool) -> Stepper:
         if plain or (self._proposer.name == "none" and not self._parts.disabled_reason):
@@ -371,6 +397,7 @@ class Engine:
             raise
         finally:
             self._busy = False
+            run.chooser.close()
             if settled:
                 self._held.end(run.sequence.tokens)
             else:

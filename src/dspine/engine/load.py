@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from dspine.files.pairing import check_pair, describe_target
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import Model, check_file, load_safely
+from dspine.llama.sampler import ChainOptions, SamplerChain
 from dspine.machine import cache_folder, physical_cores
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
 
@@ -281,6 +282,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 "cache_type_v": options.cache_type_v,
                 "flash_attention": flash,
             },
+            make_sampler=_sampler_maker(model, n_ctx),
         )
         parts.close = stack.pop_all().close
         return parts
@@ -350,6 +352,17 @@ def _template(options: LoadOptions, model: Model) -> ChatTemplate | None:
         bos=token_text(tokenizer, tokenizer.bos),
         eos=token_text(tokenizer, tokenizer.eos),
     )
+
+
+def _sampler_maker(
+    model: Model, n_ctx: int
+) -> Callable[[ChainOptions, Sequence[int]], SamplerChain]:
+    def make(options: ChainOptions, prompt: Sequence[int]) -> SamplerChain:
+        chain = SamplerChain(options, n_vocab=model.vocab_size, n_ctx=n_ctx, model=model)
+        chain.accept_all(prompt)
+        return chain
+
+    return make
 
 
 def _table(options: LoadOptions, vocab_size: int) -> NgramTable | None:

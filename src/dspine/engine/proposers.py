@@ -210,7 +210,7 @@ class DrafterProposer:
         if not tokens:
             return NOTHING
         scores = draft.scores[: len(tokens)] or (UNSCORED,) * len(tokens)
-        return Proposal(tokens, scores, self.name)
+        return Proposal(tokens, scores, self.name, draft.drawn[: len(tokens)])
 
     def confirm(self, confirmed: Confirmed) -> None:
         if confirmed.position < self._max_positions and self._on():
@@ -230,7 +230,7 @@ class DrafterProposer:
 
     def _draft(self, ask: Ask, width: int) -> Draft:
         self._feed.flush(ask.position)
-        return self._drafter.draft(self._seq, ask.anchor, width)
+        return self._drafter.draft(self._seq, ask.anchor, width, ask.draw)
 
     def _guarded(self, action: Callable[[], T]) -> T | None:
         """The answer goes on without the drafter, whatever it met; the reason is kept."""

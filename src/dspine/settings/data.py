@@ -234,17 +234,6 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         commands=("train answers",),
     ),
     Setting(
-        name="top_p",
-        flags=("--top-p",),
-        kind="float",
-        default=0.95,
-        least=0,
-        placeholder="X",
-        group="Generation",
-        help="Probability mass that they are drawn from.",
-        commands=("train answers",),
-    ),
-    Setting(
         name="slots",
         flags=("--slots",),
         kind="int",

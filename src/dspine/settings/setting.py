@@ -26,6 +26,12 @@ class Variant:
     help: str
     default_text: str | None = None
     """None: as for the others."""
+    default: Value = None
+    """None: as for the others."""
+    least: float | None = None
+    """None: as for the others."""
+    group: str = ""
+    """Where its help stands; empty: as for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,15 @@ class Setting:
         if variant is None:
             return self
         text = self.default_text if variant.default_text is None else variant.default_text
-        return replace(self, help=variant.help, default_text=text, variants={})
+        return replace(
+            self,
+            help=variant.help,
+            default_text=text,
+            default=self.default if variant.default is None else variant.default,
+            least=self.least if variant.least is None else variant.least,
+            group=variant.group or self.group,
+            variants={},
+        )
 
     @property
     def env(self) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dspine.drafters.base import Draft
+from dspine.drafters.base import Draft, Draw
 from dspine.drafters.dspine.chain import walk_chain
 from dspine.drafters.dspine.context import ContextCache
 from dspine.drafters.dspine.weights import DrafterWeights, LayerWeights
@@ -97,9 +97,9 @@ class BlockGraph:
 
     # -- running -------------------------------------------------------------------------------
 
-    def draft(self, anchor: int) -> Draft:
+    def draft(self, anchor: int, draw: Draw | None = None) -> Draft:
         """The chain after `anchor` at the cache's next position."""
-        return walk_chain(*self._run(anchor))
+        return walk_chain(*self._run(anchor), draw)
 
     def trace(self, anchor: int) -> DraftTrace:
         """The same with everything in between."""

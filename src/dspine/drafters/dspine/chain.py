@@ -1,13 +1,13 @@
-"""The chain: one greedy path through a block's transition table."""
+"""The chain: one path through a block's transition table, the best one or one that is drawn."""
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf, log
 
 import numpy as np
 import numpy.typing as npt
 
-from dspine.drafters.base import Draft
+from dspine.drafters.base import Draft, Draw, Drawn
 from dspine.errors import UsageError
 
 
@@ -15,13 +15,16 @@ def walk_chain(
     candidates: npt.NDArray[np.int32],
     first_row: npt.NDArray[np.float32],
     table: npt.NDArray[np.float32],
+    draw: Draw | None = None,
 ) -> Draft:
-    """Follow the best candidate of each slot, given the one chosen before.
+    """Follow the best candidate of each slot, or one drawn, given the one chosen before.
 
     `candidates` (n, K) are token ids of slots 1 ... n. `first_row` (K,) scores the candidates of
     slot 1 after the anchor. `table` (n - 1, K, K) scores, for slots 2 ... n, candidate j (last
     axis) after candidate k of the slot before. Only these scores decide: the logits that chose
-    the candidates are not added. Ties go to the lower index.
+    the candidates are not added. Ties go to the lower index. The draft's own scores are those
+    of the best path also where another one is drawn: they may decide how much is verified,
+    which must not depend on what was drawn.
     """
     slots, k = candidates.shape
     if first_row.shape != (k,) or table.shape != (slots - 1, k, k):
@@ -41,4 +44,41 @@ def walk_chain(
         scores.append(1.0 / sum([exp(score - best) for score in row]))
         if slot + 1 < slots:
             row = table[slot, column].tolist()
-    return Draft(tuple(tokens), tuple(scores))
+    if draw is None:
+        return Draft(tuple(tokens), tuple(scores))
+    drawn = _draw(candidates, first_row, table, draw)
+    return Draft(
+        tuple(one.token for one in drawn), tuple(scores), drawn if draw.with_distributions else ()
+    )
+
+
+def _draw(
+    candidates: npt.NDArray[np.int32],
+    first_row: npt.NDArray[np.float32],
+    table: npt.NDArray[np.float32],
+    draw: Draw,
+) -> tuple[Drawn, ...]:
+    """The path that `draw` picks, with the distribution of each slot."""
+    least = log(draw.min_p) if draw.min_p > 0 else -inf
+    noise: list[list[float]] = draw.noise(candidates).tolist()
+    drawn: list[Drawn] = []
+    row: list[float] = first_row.tolist()
+    for slot, own_noise in enumerate(noise):
+        best = max(row)
+        scaled = [
+            (score - best) / draw.temperature if score - best >= least else -inf for score in row
+        ]
+        noisy = [score + extra for score, extra in zip(scaled, own_noise, strict=True)]
+        column = noisy.index(max(noisy))
+        odds = [exp(score) for score in scaled]
+        total = sum(odds)
+        drawn.append(
+            Drawn(
+                candidates.item(slot, column),
+                candidates[slot].copy(),
+                np.array([chance / total for chance in odds]),
+            )
+        )
+        if slot + 1 < len(noise):
+            row = table[slot, column].tolist()
+    return tuple(drawn)

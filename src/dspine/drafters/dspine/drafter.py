@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dspine.drafters.base import ContextState, Draft, Features
+from dspine.drafters.base import ContextState, Draft, Draw, Features
 from dspine.drafters.dspine.block import BlockGraph, DraftTrace
 from dspine.drafters.dspine.context import CHUNKS, ContextCache, ContextGraph
 from dspine.drafters.dspine.target import host_tensor, target_tensors
@@ -170,9 +170,12 @@ class DSpineDrafter:
             self._context_graph(seq, size).run(first, rows)
             first += count
 
-    def draft(self, seq: int, anchor: int, width: int) -> Draft:
-        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`."""
-        return self._block_graph(seq, anchor, width).draft(anchor)
+    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`.
+
+        They are the best ones, or picked as `draw` says.
+        """
+        return self._block_graph(seq, anchor, width).draft(anchor, draw)
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on."""
