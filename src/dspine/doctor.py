@@ -66,6 +66,13 @@ class Report:
     """Milliseconds by flash attention (off, on) and row count: what the choice was made from."""
     flash_attention: bool | None = None
     """The setting that would be used."""
+    draft_ms: dict[int, float] = field(default_factory=dict)
+    """Milliseconds of a draft by block width."""
+    deep: int = 0
+    """Context tokens before the rows of `deep_ms`; those of `rows_ms` have few."""
+    deep_ms: dict[int, float] = field(default_factory=dict)
+    threads: int = 0
+    """The number that would be used."""
     speculation: Speculation | None = None
     notes: list[str] = field(default_factory=list)
     """Worth knowing, but nothing is wrong."""
@@ -93,6 +100,10 @@ class Report:
             "rows_ms_by_flash_attention": {
                 "on" if on else "off": _text_keys(rows) for on, rows in self.rows_ms.items()
             },
+            "draft_ms": _text_keys(self.draft_ms),
+            "deep": self.deep,
+            "deep_ms": _text_keys(self.deep_ms),
+            "threads": self.threads,
             "speculation": self.speculation and asdict(self.speculation),
         }
 
@@ -136,7 +147,9 @@ def _examine(question: Question, report: Report, on_stage: Callable[[str], None]
         plan, measured = engine.plan, engine.calibration
         if plan is not None and measured is not None:
             report.flash_attention = plan.flash_attention
-            report.rows_ms = measured.rows_ms
+            report.rows_ms, report.draft_ms = measured.rows_ms, measured.draft_ms
+            report.threads, report.deep = measured.n_threads, measured.deep
+            report.deep_ms = measured.deep_ms.get(plan.flash_attention, {})
             if len(measured.rows_ms) > 1 and report.library.kernels.active:
                 report.notes.append(FLASH_STAYS_ON)
             report.notes += [DISTURBED] if measured.is_noisy else []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dspine
+from dspine.engine.calibrate import Calibration
 from dspine.engine.compare import Comparison
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Step
@@ -302,3 +303,23 @@ def test_a_trace_names_every_decode(dense: Files) -> None:
     assert sum(step.emitted for step in trace.steps) == len(result.tokens)
     assert trace.steps[0].position == 19
     assert {len(step.tokens) for step in trace.steps} >= {6}
+
+
+def test_the_adaptive_policy_gives_the_plain_text_at_varying_widths(
+    default_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Costs as they should be, not as a machine that runs tests has them.
+    costs = Calibration({True: {1: 10.0, 16: 14.0}, False: {1: 10.0, 16: 14.0}}, {})
+    monkeypatch.setattr("dspine.engine.load.calibrated", lambda *a, **k: costs)
+    with dspine.load(
+        default_target, proposer="ngram", n_ctx=512, n_threads=1, cache_dir=tmp_path
+    ) as engine:
+        widths = set()
+        for prompt in (RHYME, "Name five trees."):
+            comparison = engine.compare(prompt, max_tokens=32, raw=True)
+            assert explained(comparison), comparison.divergence
+            steps = list(engine.generate(prompt, max_tokens=32, raw=True))
+            widths |= {step.drafted for step in steps if isinstance(step, Step)}
+            if prompt == RHYME:
+                assert comparison.speculative.stats.acceptance_length > 1.5
+        assert len(widths) > 2

@@ -69,5 +69,8 @@ class FakeDrafter:
     def truncate(self, seq: int, length: int) -> None:
         self.context = {p: t for p, t in self.context.items() if p < length}
 
+    def set_threads(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+
     def close(self) -> None:
         self.closed = True

@@ -11,6 +11,7 @@ import pytest
 from dspine.drafters.base import Draft, Draw
 from dspine.engine import calibrate
 from dspine.engine.calibrate import Calibration, cached, never_cheaper, row_counts, time_rows
+from dspine.engine.measure import fewer_threads
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_target import FakeTarget, mixing
 
@@ -119,6 +120,75 @@ def test_the_drafter_is_timed_with_the_context_of_a_step(clock: Clock) -> None:
     drafter = Timed(lambda tokens, count: [1] * count)
     timing = calibrate.time_drafter(drafter, 2, (2, 8), depth=20)
     assert timing.ms == pytest.approx({2: 3.0, 8: 9.0})
+    assert timing.context_ms == pytest.approx(1.0 / 18)
+
+
+class Paced(FakeTarget):
+    """Costs grow with rows and context; a third thread is in the way of the others."""
+
+    clock: Clock
+    threads = 1
+
+    def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+        super().decode(tokens, position, "all")
+        rate = {1: 1.0, 2: 0.6, 3: 0.9}[self.threads]
+        self.clock.now += rate * (0.004 + 0.002 * len(tokens) + 0.00001 * position)
+
+    def set_threads(self, count: int) -> None:
+        self.threads = count
+
+
+def paced(clock: Clock) -> Paced:
+    target = Paced(mixing(50, 1), 50, n_ctx=600, n_batch=64)
+    target.clock = clock
+    return target
+
+
+def test_a_deep_context_is_timed_as_far_as_the_budget_goes(clock: Clock) -> None:
+    tokens = [7] * (512 + 8)
+    depth, ms = calibrate.time_deep({True: paced(clock)}, tokens, (1, 8), budget_ms=1e9)
+    assert depth == 512
+    assert ms[True] == pytest.approx({1: 6.0 + 5.12, 8: 20.0 + 5.12})
+    # The first 128 tokens take 0.264 s and some, the second ones a little more.
+    depth, _ = calibrate.time_deep({True: paced(clock)}, tokens, (1, 8), budget_ms=300.0)
+    assert depth == 256
+
+
+def test_the_slope_of_the_costs_comes_from_both_depths() -> None:
+    rows = {True: {1: 6.0, 8: 20.0}}
+    found = Calibration(rows, {2: 1.0}, depth=128, deep=512, deep_ms={True: {1: 9.84, 8: 19.0}})
+    table = found.costs(True)
+    assert table.depth == 128 and table.slope_ms == pytest.approx({1: 0.01, 8: 0.0})
+    assert Calibration(rows, {}).costs(True).slope_ms is None
+
+
+def test_the_fastest_number_of_threads_is_chosen(clock: Clock) -> None:
+    target = paced(clock)
+    chosen = calibrate.choose_threads(target, target.set_threads, (3, 2, 1), [7] * 36)
+    assert chosen == (2, 1.0)
+    assert target.threads == 2 and target.memory == []
+    assert calibrate.choose_threads(target, target.set_threads, (1,), [7] * 36) == (1, 1.0)
+
+
+def test_fewer_threads_win_a_tie(clock: Clock) -> None:
+    target = paced(clock)
+    assert calibrate.choose_threads(target, lambda count: None, (2, 1), [7] * 36) == (1, 1.0)
+    assert [fewer_threads(count) for count in (1, 2, 4, 16)] == [(), (1,), (3, 2), (12, 8)]
+
+
+def test_fewer_threads_that_win_on_a_busy_machine_are_not_kept(clock: Clock) -> None:
+    class Busy(Paced):
+        turn = 0
+
+        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+            super().decode(tokens, position, logits)
+            self.turn += 1
+            clock.now += 0.02 * (1 + self.turn % 5) if self.threads == 2 else 0.0
+
+    target = Busy(mixing(50, 1), 50, n_ctx=600, n_batch=64)
+    target.clock = clock
+    found = calibrate.choose_threads(target, target.set_threads, (2, 1), [7] * 36)
+    assert found == (1, calibrate.NOISY)
 
 
 def test_more_rows_never_cost_less() -> None:
@@ -132,7 +202,7 @@ def test_row_counts_end_with_the_largest() -> None:
 
 
 def test_a_measurement_is_kept_and_used_again(tmp_path: Path) -> None:
-    made = Calibration(ROWS, {2: 1.5, 8: 4.0}, 1.1)
+    made = Calibration(ROWS, {2: 1.5, 8: 4.0}, 1.1, 100, 400, {True: {1: 11.0}}, 0.03, 2)
     first, kept = cached({"target": "a"}, tmp_path, lambda: made)
     assert (first, kept) == (made, False)
     again, kept = cached({"target": "a"}, tmp_path, lambda: pytest.fail("measured again"))
@@ -151,6 +221,7 @@ def test_a_measurement_is_kept_and_used_again(tmp_path: Path) -> None:
         "KEY-ONLY",
         "NO-ROWS",
         "NEGATIVE",
+        "DEPTHS",
     ],
 )
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, damage: str) -> None:
@@ -164,6 +235,8 @@ def test_a_damaged_file_is_measured_anew(tmp_path: Path, damage: str) -> None:
         damage = json.dumps({**document, "rows_ms": {"off": {}}})
     elif damage == "NEGATIVE":
         damage = json.dumps({**document, "rows_ms": {"off": {"1": -3}}})
+    elif damage == "DEPTHS":
+        damage = json.dumps({**document, "deep": 0, "deep_ms": {"on": {"1": 9.0}}})
     file.write_text(damage)
     anew = Calibration(ROWS, {2: 9.0}, 1.0)
     assert cached({"target": "a"}, tmp_path, lambda: anew) == (anew, False)

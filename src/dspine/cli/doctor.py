@@ -64,6 +64,14 @@ def lines(report: Report) -> Iterator[str]:
             used = "  <- used" if on == report.flash_attention else ""
             shown = "".join(f"{rows[count]:>9.1f}" for count in counts)
             yield f"  ms, flash {'on ' if on else 'off'}{shown}{used}"
+    if report.deep_ms:
+        shown = ", ".join(f"{ms:.1f} ms for {count}" for count, ms in report.deep_ms.items())
+        yield f"  after {report.deep} tokens: {shown}"
+    if report.draft_ms:
+        shown = ", ".join(f"{ms:.1f} ms for {width}" for width, ms in report.draft_ms.items())
+        yield f"drafts       {shown} (block width)"
+    if report.threads:
+        yield f"threads      {report.threads}"
     if report.speculation is not None:
         yield f"drafter      {report.speculation.drafter or 'none'}"
         yield f"speculation  {report.speculation.verdict}"

@@ -100,5 +100,8 @@ class Drafter(Protocol):
     def load_context(self, seq: int, state: ContextState) -> bool:
         """Replace what is present; False, with nothing present, for a state that does not fit."""
 
+    def set_threads(self, n_threads: int) -> None:
+        """CPU threads of the next calls."""
+
     def close(self) -> None:
         """Free native memory; later calls raise ClosedError."""

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -22,12 +22,27 @@ from dspine.engine.target import Target
 
 Case = TypeVar("Case", bound=Hashable)
 
-FORMAT = 2
+FORMAT = 3
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Row counts that are timed; between them the cost is taken as linear."""
 
 DEPTH = 128
 """Context tokens before the timed rows; decoding them is a good part of a measurement."""
+
+DEEP = 512
+"""Context at which a few counts are timed again, to know what a longer context costs."""
+
+DEEP_BUDGET_MS = 800.0
+"""Time for decoding that context; what a slow target reaches in it must do."""
+
+CONTEXT_ROWS = 32
+"""Feature rows that are handed over at once to time one of them."""
+
+THREADS_BUDGET_MS = 300.0
+"""Time after which no number of threads is tried again."""
+
+FEWER_THREADS_FROM = 0.97
+"""Share of the time from which fewer threads are preferred: they leave cores to others."""
 
 REPEATS = 5
 ROWS_BUDGET_MS = 1500.0
@@ -54,22 +69,33 @@ class RowTiming:
 
 @dataclass(frozen=True, slots=True)
 class DraftTiming:
-    """Best milliseconds by block width, and how far typical ones were above."""
+    """Best milliseconds by block width, and how far typical ones were above.
+
+    `context_ms` is the time of one of many feature rows.
+    """
 
     ms: dict[int, float]
     noise: float = 1.0
+    context_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """`rows_ms[flash_attention][n]`: a target decode of n rows; `draft_ms[w]`: a draft of width w.
 
-    `draft_ms` is empty without a drafter.
+    `draft_ms` is empty without a drafter. Both were taken at `depth`, and some counts again at
+    `deep` (`deep_ms`, empty where the target is too slow for that). `context_ms` is what the
+    drafter needs for a feature row that waited. All with `n_threads`, 0 for as many as asked for.
     """
 
     rows_ms: dict[bool, dict[int, float]]
     draft_ms: dict[int, float]
     noise: float = 1.0
+    depth: int = DEPTH
+    deep: int = 0
+    deep_ms: dict[bool, dict[int, float]] = field(default_factory=dict)
+    context_ms: float = 0.0
+    n_threads: int = 0
 
     @property
     def is_noisy(self) -> bool:
@@ -78,29 +104,46 @@ class Calibration:
 
     def costs(self, flash_attention: bool) -> CostTable:
         """What a step's parts cost with that attention setting."""
-        return CostTable(self.rows_ms[flash_attention], self.draft_ms, DEPTH)
+        rows = self.rows_ms[flash_attention]
+        slopes = {
+            count: max(0.0, ms - interpolate(rows, count)) / (self.deep - self.depth)
+            for count, ms in self.deep_ms.get(flash_attention, {}).items()
+        }
+        return CostTable(rows, self.draft_ms, self.depth, slopes or None, self.context_ms)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
-            "rows_ms": {
-                "on" if flash else "off": {str(n): ms for n, ms in table.items()}
-                for flash, table in self.rows_ms.items()
-            },
+            "rows_ms": _by_flash(self.rows_ms),
             "draft_ms": {str(width): ms for width, ms in self.draft_ms.items()},
             "noise": self.noise,
+            "depth": self.depth,
+            "deep": self.deep,
+            "deep_ms": _by_flash(self.deep_ms),
+            "context_ms": self.context_ms,
+            "n_threads": self.n_threads,
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Calibration:
         """The inverse of `to_json`; ValueError, KeyError or TypeError for anything else."""
-        rows = {
-            {"on": True, "off": False}[flash]: _table(table)
-            for flash, table in document["rows_ms"].items()
-        }
+        rows, deep_ms = _tables(document["rows_ms"]), _tables(document["deep_ms"])
+        depth, deep = int(document["depth"]), int(document["deep"])
+        context_ms, n_threads = float(document["context_ms"]), int(document["n_threads"])
         if not rows or any(1 not in table for table in rows.values()):
             raise ValueError("no cost of one row")
-        return cls(rows, _table(document["draft_ms"]), float(document["noise"]))
+        if not context_ms >= 0.0 or n_threads < 0 or (deep_ms and not 0 < depth < deep):
+            raise ValueError("depths or times that cannot be")
+        return cls(
+            rows,
+            _table(document["draft_ms"]),
+            float(document["noise"]),
+            depth,
+            deep,
+            deep_ms,
+            context_ms,
+            n_threads,
+        )
 
 
 def time_rows(
@@ -147,6 +190,101 @@ def time_rows(
     return RowTiming(best, spread(times, len(cases)))
 
 
+def time_deep(
+    targets: Mapping[bool, Target],
+    tokens: Sequence[int],
+    counts: Sequence[int],
+    *,
+    repeats: int = 3,
+    budget_ms: float = DEEP_BUDGET_MS,
+) -> tuple[int, dict[bool, dict[int, float]]]:
+    """(depth, best times) of a few counts after all of `tokens` that fit the budget.
+
+    The depth is the same for all settings. The last max(counts) tokens are the timed rows.
+    """
+    depth, most = 0, max(counts)
+    for target in targets.values():
+        target.clear()
+    started = perf_counter()
+    while depth + most < len(tokens) and (perf_counter() - started) * 1000.0 < budget_ms:
+        end = min(depth + DEPTH, len(tokens) - most)
+        for target in targets.values():
+            for start in range(depth, end, target.n_batch):
+                target.decode(tokens[start : min(start + target.n_batch, end)], start, "none")
+        depth = end
+    for target in targets.values():
+        target.checkpoint()
+
+    def once(case: tuple[int, bool]) -> float:
+        count, flash = case
+        target = targets[flash]
+        started = perf_counter()
+        target.decode(tokens[depth : depth + count], depth, "all")
+        target.wait()
+        spent = (perf_counter() - started) * 1000.0
+        target.restore()
+        return spent
+
+    cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
+    times = _take_turns(once, cases, len(targets), repeats, budget_ms)
+    for target in targets.values():
+        target.clear()
+    return depth, {
+        flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
+        for flash in sorted(targets)
+    }
+
+
+def choose_threads(
+    target: Target,
+    set_threads: Callable[[int], None],
+    candidates: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    repeats: int = 5,
+    budget_ms: float = THREADS_BUDGET_MS,
+) -> tuple[int, float]:
+    """(threads, noise): the number with the shortest time of one row and four after `tokens`.
+
+    All candidates take turns. Fewer threads win where they are about as fast; but where that
+    is because other programs use the cores, the noise is NOISY, so that it is not kept.
+    """
+    if len(candidates) == 1:
+        return candidates[0], 1.0
+    target.clear()
+    context, rows = tokens[:-4], tokens[-4:]
+    for start in range(0, len(context), target.n_batch):
+        target.decode(context[start : start + target.n_batch], start, "none")
+    target.checkpoint()
+    times: dict[tuple[int, int], list[float]] = {}
+    began = perf_counter()
+    for turn in range(repeats):
+        if turn and (perf_counter() - began) * 1000.0 > budget_ms:
+            break
+        for threads in candidates:
+            set_threads(threads)
+            for count in (1, 4):
+                started = perf_counter()
+                target.decode(rows[:count], len(context), "all")
+                target.wait()
+                times.setdefault((threads, count), []).append(perf_counter() - started)
+                target.restore()
+    target.clear()
+    most = max(candidates)
+    best, best_share = most, 1.0
+    for threads in sorted(candidates, reverse=True):
+        share = 0.5 * sum(min(times[threads, n]) / min(times[most, n]) for n in (1, 4))
+        if share * FEWER_THREADS_FROM < best_share and share < 1.0 / FEWER_THREADS_FROM:
+            best, best_share = threads, share
+    set_threads(best)
+    steady = all(
+        len(values) > 1 and statistics.median_high(values) < STEADY * min(values)
+        for (threads, _), values in times.items()
+        if threads == most
+    )
+    return best, 1.0 if best == most or steady else NOISY
+
+
 def time_drafter(
     drafter: Drafter,
     feature_size: int,
@@ -176,9 +314,16 @@ def time_drafter(
     for width in widths:
         once(width)  # builds its graph
     times = _take_turns(once, _in_turn(widths), 1, repeats, budget_ms)
+    many = min(CONTEXT_ROWS, depth - 2)
+    context_ms = math.inf
+    for _ in range(3):
+        drafter.truncate(seq, depth - many)
+        started = perf_counter()
+        drafter.add_context(seq, depth - many, rows[depth - many :])
+        context_ms = min(context_ms, (perf_counter() - started) * 1000.0 / many)
     drafter.truncate(seq, 0)
     best = _complete({width: min(values) for width, values in times.items()}, widths)
-    return DraftTiming(best, spread(times, len(widths)))
+    return DraftTiming(best, spread(times, len(widths)), context_ms)
 
 
 def cached(
@@ -283,6 +428,17 @@ def _in_turn(counts: Sequence[int]) -> list[int]:
 def _complete(times: Mapping[int, float], counts: Sequence[int]) -> dict[int, float]:
     """Every count: what there was no time for lies on the line between its neighbours."""
     return never_cheaper({count: interpolate(times, count) for count in counts})
+
+
+def _by_flash(tables: Mapping[bool, Mapping[int, float]]) -> dict[str, dict[str, float]]:
+    return {
+        "on" if flash else "off": {str(n): ms for n, ms in table.items()}
+        for flash, table in tables.items()
+    }
+
+
+def _tables(document: Mapping[str, Any]) -> dict[bool, dict[int, float]]:
+    return {{"on": True, "off": False}[flash]: _table(table) for flash, table in document.items()}
 
 
 def _table(document: Mapping[str, Any]) -> dict[int, float]:

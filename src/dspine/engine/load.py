@@ -14,7 +14,7 @@ from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts, interpolate
 from dspine.engine.engine import Engine, EngineParts, ProposerName
 from dspine.engine.llama_target import LlamaTarget
-from dspine.engine.measure import Conditions, calibrated, check_flash, needs_flash
+from dspine.engine.measure import Conditions, calibrated, check_flash, fewer_threads, needs_flash
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.prompt import token_text
 from dspine.engine.proposers import LOOKUP_SCORES
@@ -104,7 +104,8 @@ def load(
     model, drafter: GGUF files; without `model` the default pair.
     proposer: auto (n-gram where a long match exists, else the drafter), dspine, ngram or none.
     n_ctx: positions of prompt and answer together (default: the model's, at most 4096).
-    n_threads: default one for each physical core. n_batch: prompt tokens decoded at once.
+    n_threads: default one for each physical core, or fewer where that is measured to be faster.
+    n_batch: prompt tokens decoded at once.
     spec_draft_n_max: drafts per step at most (default: what was measured to be fastest).
     rollback: how rejected drafts leave the target's memory: auto, trim, snapshots or checkpoint.
     flash_attention: on, off, or None for the faster one.
@@ -211,10 +212,14 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 cache_type_v=options.cache_type_v,
                 most_rows=most,
                 is_settled=flash is not None and not options.calibrate_anew,
+                fewer_threads=() if options.n_threads else fewer_threads(n_threads),
             )
             measured = calibrated(
                 model, file, drafter, conditions, cache_dir, anew=options.calibrate_anew
             )
+            n_threads = measured.n_threads or n_threads
+            if drafter is not None:
+                drafter.set_threads(n_threads)
             if file is not None and not file.record.acceptance_curve:
                 notices.append(assumes_acceptance(file.path))
             rows_ms = measured.rows_ms if flash is None else {flash: measured.rows_ms[flash]}

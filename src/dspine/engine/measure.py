@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from dspine.machine import cpu_model, usable_cores
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the times depend on besides the files. `flash_attention` None: both settings."""
+    """What the times depend on besides the files.
+
+    `flash_attention` None: both settings. `fewer_threads` are tried beside `n_threads`.
+    """
 
     n_ctx: int
     n_threads: int
@@ -30,6 +33,7 @@ class Conditions:
     most_rows: int
     is_settled: bool = False
     """Flash attention stays on where it may, whatever the times say: off is not timed."""
+    fewer_threads: tuple[int, ...] = ()
 
     @property
     def settings(self) -> tuple[bool, ...]:
@@ -74,7 +78,7 @@ def calibrated(
         "target": calibrate.file_identity(model.path),
         "drafter": calibrate.file_identity(file.path) if file else None,
         "cache_types": [conditions.cache_type_k, conditions.cache_type_v],
-        "n_threads": conditions.n_threads,
+        "n_threads": [conditions.n_threads, *conditions.fewer_threads],
         "n_ctx": conditions.n_ctx,
         "n_gpu_layers": model.n_gpu_layers,
         "extra_buffers": model.use_extra_buffers,
@@ -90,18 +94,19 @@ def calibrated(
 def measure(
     model: Model, file: DrafterFile | None, drafter: Drafter | None, conditions: Conditions
 ) -> Calibration:
-    """Time the target, both attention settings in turn, then the drafter."""
+    """Choose the threads, time the target in both attention settings in turn, then the drafter."""
     most = conditions.most_rows
     depth = min(calibrate.DEPTH, model.context_train - most)
-    step = max(1, model.vocab_size // (depth + most + 1))
-    tokens = [(index + 1) * step % model.vocab_size for index in range(depth + most)]
+    deep = max(depth, min(calibrate.DEEP, conditions.n_ctx, model.context_train - most))
+    step = max(1, model.vocab_size // (deep + most + 1))
+    tokens = [(index + 1) * step % model.vocab_size for index in range(deep + most)]
     with ExitStack() as stack:
         targets = {
             flash: LlamaTarget(
                 stack.enter_context(
                     Context(
                         model,
-                        n_ctx=depth + most,
+                        n_ctx=deep + most,
                         n_threads=conditions.n_threads,
                         flash_attention=flash,
                         cache_type_k=conditions.cache_type_k,
@@ -113,11 +118,39 @@ def measure(
             )
             for flash in conditions.settings
         }
+
+        def set_threads(count: int) -> None:
+            for target in targets.values():
+                target.context.set_threads(count)
+            if drafter is not None:
+                drafter.set_threads(count)
+
+        threads, doubt = calibrate.choose_threads(
+            targets[conditions.settings[-1]],
+            set_threads,
+            (conditions.n_threads, *conditions.fewer_threads),
+            tokens[: min(depth, 36)],
+        )
         rows = calibrate.time_rows(targets, tokens, calibrate.row_counts(most), depth=depth)
+        found = Calibration(rows.ms, {}, max(rows.noise, doubt), depth, n_threads=threads)
+        if deep > depth:
+            reached, deep_ms = calibrate.time_deep(targets, tokens, (1, 4, most))
+            if reached >= depth + calibrate.DEPTH:
+                found = replace(found, deep=reached, deep_ms=deep_ms)
     if drafter is None or file is None:
-        return Calibration(rows.ms, {}, rows.noise)
+        return found
     widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
     drafts = calibrate.time_drafter(
         drafter, file.config.feature_size, widths, depth=min(depth, conditions.n_ctx)
     )
-    return Calibration(rows.ms, drafts.ms, max(rows.noise, drafts.noise))
+    return replace(
+        found,
+        draft_ms=drafts.ms,
+        noise=max(found.noise, drafts.noise),
+        context_ms=drafts.context_ms,
+    )
+
+
+def fewer_threads(n_threads: int) -> tuple[int, ...]:
+    """Counts worth trying instead: three quarters, half; one of two."""
+    return tuple(sorted({3 * n_threads // 4, n_threads // 2} - {0, n_threads}, reverse=True))
