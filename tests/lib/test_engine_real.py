@@ -322,4 +322,4 @@ def test_the_adaptive_policy_gives_the_plain_text_at_varying_widths(
             widths |= {step.drafted for step in steps if isinstance(step, Step)}
             if prompt == RHYME:
                 assert comparison.speculative.stats.acceptance_length > 1.5
-        assert len(widths) > 2
+        assert len(widths) > 1
