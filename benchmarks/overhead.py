@@ -37,7 +37,7 @@ class LibraryClock:
 
     def __init__(self) -> None:
         self.ms = 0.0
-        for owner, name in ((Context, "decode"), (Graph, "compute")):
+        for owner, name in ((Context, "decode"), (Context, "wait"), (Graph, "compute")):
             self._time(owner, name)
 
     def _time(self, owner: type, name: str) -> None:
