@@ -15,7 +15,9 @@ import pytest
 import dspine
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Prefill, Step
+from dspine.engine.kv_types import LEAST, agreement
 from dspine.errors import DspineError
+from dspine.llama.model import Model
 from tests.support.tiny_models import tiny_llama, tiny_qwen35
 from tests.support.tiny_pair import write_pair_drafter
 
@@ -120,6 +122,22 @@ def test_a_saved_session_goes_on_in_another_engine(
     ):
         with load(files, **options) as other, pytest.raises(DspineError, match=text):
             dspine.Session.load(other, path)
+
+
+def test_a_quantised_cache_is_looked_at_once(tmp_path: Path) -> None:
+    target = tiny_llama(tmp_path / "t.gguf", seed=5, num_heads=2, num_kv_heads=1)
+    drafter = write_pair_drafter(tmp_path / "d.gguf", target)
+    with Model.load(target) as model:
+        assert agreement(model, "f16", "f16", n_threads=1) == 1.0
+        share = agreement(model, "q8_0", "q8_0", n_threads=1)
+        assert LEAST < share <= 1.0
+        assert agreement(model, "q4_0", "q4_0", n_threads=1) < share
+    types = {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "cache_dir": tmp_path}
+    for _ in range(2):
+        with load((target, drafter), n_ctx=128, **types) as engine:
+            read(engine.generate([5, 6, 7], max_tokens=9))
+            assert engine.disabled_reason is None
+    assert len(list((tmp_path / "cache-types").iterdir())) == 1
 
 
 def test_the_default_pair_drafts_as_well_on_a_kept_memory(

@@ -13,6 +13,7 @@ from dspine.drafters.dspine import DSpineDrafter
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts, interpolate
 from dspine.engine.engine import Engine, EngineParts, ProposerName
+from dspine.engine.kv_types import check_cache_types
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.measure import Conditions, calibrated, check_flash, fewer_threads, needs_flash
 from dspine.engine.ngram_table import NgramTable
@@ -72,6 +73,7 @@ class LoadOptions:
     ngram_table: Path | None
     chat_template: str | None
     rollback: str = "auto"
+    check_cache: bool = True
     swa_full: bool = False
 
 
@@ -98,6 +100,7 @@ def load(
     ngram_min_match: int = 2,
     ngram_table: str | Path | None = None,
     chat_template: str | None = None,
+    check_cache: bool = True,
 ) -> Engine:
     """Load a target and its drafter and measure how wide to draft on this machine.
 
@@ -116,6 +119,7 @@ def load(
     calibrate_anew: measure in any case and keep that.
     ngram_min_match: shortest repeat that is continued. ngram_table: a table of likely next
     tokens (default: the one beside the drafter, NAME.ngram.npz). chat_template: Jinja text.
+    check_cache: refuse quantised caches that change too many choices for a drafter.
 
     Raises UsageError, FileError, PairError, LibraryError or CapacityError with a sentence.
     """
@@ -158,6 +162,7 @@ def load(
                 ngram_min_match=ngram_min_match,
                 ngram_table=_path(ngram_table),
                 chat_template=chat_template,
+                check_cache=check_cache,
             )
         )
     )
@@ -195,6 +200,14 @@ def load_parts(options: LoadOptions) -> EngineParts:
         n_threads = options.n_threads or physical_cores()
 
         drafter: DSpineDrafter | None = None
+        if file is not None and options.check_cache:
+            check_cache_types(
+                model,
+                options.cache_type_k,
+                options.cache_type_v,
+                n_threads=n_threads,
+                folder=cache_dir,
+            )
         if file is not None:
             drafter = DSpineDrafter.from_file(file, model, n_ctx=n_ctx, n_threads=n_threads)
             stack.callback(drafter.close)

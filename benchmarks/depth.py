@@ -1,0 +1,150 @@
+"""Acceptance and speed against the depth of the context, and what a drafter costs a prefill.
+
+The context is a document (the benchmark's prompts, one after the other), cut so that the question
+after it begins at the wanted depth. Prefills are timed batch by batch in turn, with and without a
+drafter, so that a disturbance falls on both.
+
+python benchmarks/depth.py
+"""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+from typing import Any
+
+import common
+
+import dspine
+from dspine.default_pair import choose_pair
+from dspine.drafters.dspine import DSpineDrafter
+from dspine.engine.engine import Engine
+from dspine.engine.llama_target import LlamaTarget
+from dspine.engine.proposers import DrafterProposer
+from dspine.engine.width import FixedWidth
+from dspine.files.drafter_file import read_drafter
+from dspine.llama.context import Context
+from dspine.llama.model import Model
+
+DEPTHS = (256, 1024, 2048, 4096, 7680)
+PREFILL = 4096
+BATCH = 512
+DRAFTS = 4
+
+
+def document_tokens(engine: Engine, count: int) -> list[int]:
+    """The first `count` tokens of a text that is long enough."""
+    text = "\n\n".join(prompt for _, _, prompt in common.prompts())
+    tokens = engine.encode(text, raw=True)
+    while len(tokens) < count:
+        tokens += tokens
+    return tokens[:count]
+
+
+def at_depths(engine: Engine, questions: list[str], predict: int) -> dict[str, Any]:
+    """Acceptance length and tokens per second, plain and drafted, where the question begins."""
+    found: dict[str, Any] = {}
+    for depth in DEPTHS:
+        if depth + predict + 256 > engine.n_ctx:
+            continue
+        head = document_tokens(engine, depth)
+        steps = tokens = 0
+        ms = {"plain": 0.0, "drafted": 0.0}
+        for question in questions:
+            prompt = [*head, *engine.encode(question)]
+            stats = engine.complete(prompt, max_tokens=predict).stats
+            steps, tokens = steps + stats.steps, tokens + stats.tokens
+            ms["drafted"] += stats.wall_ms / stats.tokens
+            stats = engine.complete(prompt, max_tokens=max(1, predict // 4), plain=True).stats
+            ms["plain"] += stats.wall_ms / stats.tokens
+        found[str(depth)] = {
+            "acceptance_length": round(tokens / steps, 4),
+            "plain_ms": round(ms["plain"] / len(questions), 2),
+            "drafted_ms": round(ms["drafted"] / len(questions), 2),
+            "speedup": round(ms["plain"] / ms["drafted"], 3),
+        }
+        print(depth, found[str(depth)], flush=True)
+    return found
+
+
+def prefill(model: Model, drafter: DSpineDrafter, tokens: list[int], threads: int | None) -> Any:
+    """Milliseconds of the same prefill without taps, with taps, and with taps and context K/V."""
+    n_ctx = len(tokens) + 16
+    ms = {"plain": 0.0, "taps": 0.0, "drafter": 0.0}
+    targets = {
+        name: LlamaTarget(
+            Context(
+                model,
+                n_ctx=n_ctx,
+                n_batch=BATCH,
+                n_threads=threads,
+                flash_attention=True,
+                taps=() if name == "plain" else drafter.taps,
+                max_outputs=16,
+            )
+        )
+        for name in ms
+    }
+    proposer = DrafterProposer(
+        FixedWidth({"dspine": DRAFTS}), drafter, targets["drafter"], max_positions=n_ctx
+    )
+    proposer.begin(tokens)
+    for start in range(0, len(tokens), BATCH):
+        chunk = tokens[start : start + BATCH]
+        names = list(ms) if start // BATCH % 2 else list(ms)[::-1]
+        for name in names:
+            started = perf_counter()
+            targets[name].decode(chunk, start, "none")
+            if name == "drafter":
+                proposer.saw_prompt(start, len(chunk))
+                if start + BATCH >= len(tokens):
+                    proposer.flush(len(tokens))
+            targets[name].length()
+            ms[name] += (perf_counter() - started) * 1000.0
+    for target in targets.values():
+        target.context.close()
+    return {
+        "tokens": len(tokens),
+        **{f"{name}_ms": round(value, 1) for name, value in ms.items()},
+        "ratio": round(ms["plain"] / ms["drafter"], 4),
+    }
+
+
+def main() -> None:
+    """Both tables; the last line is one JSON document."""
+    parser = common.parser(__doc__.split("\n")[0])
+    parser.set_defaults(count=1, predict=48)
+    parser.add_argument("--only", choices=("depth", "prefill"))
+    parser.add_argument("--prefill-tokens", type=int, default=PREFILL)
+    arguments = parser.parse_args()
+    path, drafter = choose_pair(arguments.model, arguments.model_draft)
+    if drafter is None:
+        raise SystemExit("this target has no drafter: name one with -md")
+    document: dict[str, Any] = {"drafts": DRAFTS, "predict": arguments.predict}
+    options: dict[str, Any] = {"n_threads": arguments.threads, "calibrate": False, "probe": False}
+    if arguments.only != "prefill":
+        with dspine.load(
+            path, drafter, proposer="dspine", spec_draft_n_max=DRAFTS, n_ctx=8192, **options
+        ) as engine:
+            questions = [prompt for _, _, prompt in common.prompts(count=arguments.count)]
+            document["depth"] = at_depths(engine, questions, arguments.predict)
+    if arguments.only != "depth":
+        with dspine.load(path, proposer="none", **options) as engine:
+            tokens = document_tokens(engine, arguments.prefill_tokens)
+        with (
+            Model.load(path) as model,
+            DSpineDrafter.from_file(
+                read_drafter(drafter),
+                model,
+                n_ctx=len(tokens) + 16,
+                n_threads=arguments.threads or 1,
+            ) as network,
+        ):
+            document["prefill"] = prefill(model, network, tokens, arguments.threads)
+            print(document["prefill"])
+    common.save("depth", document, arguments.output)
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
