@@ -109,7 +109,7 @@ def load(
     n_ctx: positions of prompt and answer together (default: the model's, at most 4096).
     n_threads: default one for each physical core, or fewer where that is measured to be faster.
     n_batch: prompt tokens decoded at once.
-    spec_draft_n_max: drafts per step at most (default: what was measured to be fastest).
+    spec_draft_n_max: drafts of every step (default: as many as pay, decided at each step).
     rollback: how rejected drafts leave the target's memory: auto, trim, snapshots or checkpoint.
     flash_attention: on, off, or None for the faster one.
     cache_type_k, cache_type_v: number formats of the target's cache. swa_full: keep positions

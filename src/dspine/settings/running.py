@@ -96,7 +96,8 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         kind="int",
         default=0,
         least=0,
-        default_text="one for each physical core",
+        default_text="one for each physical core, or fewer where that is faster (training: one "
+        "for each)",
         group="Speed",
         help="Processor threads; 0 is the default.",
         commands=(
@@ -146,9 +147,9 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         kind="int",
         default=0,
         least=0,
-        default_text="the width measured to be fastest",
+        default_text="as many as pay, decided at each step",
         group="Speed",
-        help="Tokens drafted for each step at most, which is the block width less one; "
+        help="Tokens drafted for each step, whether they pay or not: the block width less one; "
         "0 is the default.",
         commands=("run",),
         placeholder="N",

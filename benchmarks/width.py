@@ -1,0 +1,279 @@
+"""The adaptive width against every fixed one, replayed on recorded answers at measured costs.
+
+The text is fixed, so every policy decodes the same tokens; only its time differs. Times are those
+of the calibration, without host work. The first run records the answers (minutes, one thread is
+enough); the costs come from the machine's calibration, so that needs an idle machine once.
+
+python benchmarks/width.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+import common
+from width_traces import Recording, record
+
+import dspine
+from dspine.default_pair import choose_pair
+from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.costs import CostTable, StepCosts
+from dspine.engine.ngram_table import NgramTable
+from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal
+from dspine.engine.proposers import NgramProposer
+from dspine.engine.width import FixedWidth, Outcome, WidthPolicy
+
+MOST = 15
+TRACES = common.HERE.parent / "build" / "width-traces.json.gz"
+NETWORK = (1, 2, 3, 5, 7)
+LOOKUPS = (1, 2, 3, 5, 8, 15)
+CUTS = (0.2, 0.3, 0.4, 0.5)
+"""Chances to be reached under which a lookup is cut."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recording with what the lookups propose at each of its positions."""
+
+    recording: Recording
+    free: list[list[Proposal]]
+
+
+class Cut(FixedWidth):
+    """Lookups alone, as far as their stored scores reach; nothing is learned."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__({"ngram": MOST})
+        self._least = least
+
+    def choose(self, drafted: Proposal) -> Proposal:
+        chosen, reached, count = super().choose(drafted), 1.0, 0
+        for score in chosen.scores:
+            reached *= score
+            if reached < self._least:
+                break
+            count += 1
+        return chosen.first(count)
+
+
+class Bill:
+    """Tokens and milliseconds by task."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, int] = defaultdict(int)
+        self.ms: dict[str, float] = defaultdict(float)
+        self.steps = self.asked = self.drafts = 0
+        self.policy_ms = 0.0
+
+    def add(self, task: str, tokens: int, ms: float) -> None:
+        for name in (task, "all"):
+            self.tokens[name] += tokens
+            self.ms[name] += ms
+
+    def against(self, plain: Bill) -> dict[str, float]:
+        return {name: round(plain.ms[name] / ms, 4) for name, ms in self.ms.items()}
+
+
+def replay(traces: Sequence[Trace], costs: CostTable, policy: WidthPolicy, bill: Bill) -> None:
+    """What the policy would have done, at these costs."""
+    true = StepCosts(costs, MOST + 1)
+    for trace in traces:
+        recording, answer = trace.recording, trace.recording.answer
+        policy.begin()
+        done, waiting, ms = 0, 2, 0.0
+        while done < len(answer):
+            room = len(answer) - done - 1
+            position = len(recording.prompt) - 1 + done
+            free = [found.first(room) for found in trace.free[done]] if room else []
+            started = thread_time()
+            asked = min(policy.ask(free, Ask(0, position, room), waiting), room)
+            drafted = NOTHING
+            if asked:
+                ms += true.drafts(waiting)[asked + 1]
+                waiting = 0
+                chain = recording.chains[done][:asked]
+                drafted = Proposal(tuple(chain), tuple(recording.scores[done][:asked]), "dspine")
+            chosen = policy.choose(drafted).tokens
+            bill.policy_ms += (thread_time() - started) * 1000.0
+            confirmed = tuple(answer[done : done + right(chosen, answer[done:]) + 1])
+            ms += true.rows(position)[len(chosen)]
+            started = thread_time()
+            policy.observe(Outcome(len(chosen), confirmed))
+            bill.policy_ms += (thread_time() - started) * 1000.0
+            done += len(confirmed)
+            waiting += len(confirmed)
+            bill.steps += 1
+            bill.asked += bool(asked)
+            bill.drafts += len(chosen)
+        bill.add(recording.task, len(answer), ms)
+
+
+def right(drafts: Sequence[int], answer: Sequence[int]) -> int:
+    """How many of the first drafts are right; the last token of an answer needs no draft."""
+    count = 0
+    while count < min(len(drafts), len(answer) - 1) and drafts[count] == answer[count]:
+        count += 1
+    return count
+
+
+def all_knowing(traces: Sequence[Trace], costs: CostTable, bill: Bill) -> None:
+    """The least time for somebody who knows the text: a bound that no policy can reach."""
+    true = StepCosts(costs, MOST + 1)
+    drafts = true.drafts(2)
+    for trace in traces:
+        recording, answer = trace.recording, trace.recording.answer
+        least = [0.0] * (len(answer) + 1)
+        for done in range(len(answer) - 1, -1, -1):
+            rows = true.rows(len(recording.prompt) - 1 + done)
+            rest = answer[done:]
+            best = rows[0] + least[done + 1]
+            for count in range(
+                1, max((right(p.tokens, rest) for p in trace.free[done]), default=0) + 1
+            ):
+                best = min(best, rows[count] + least[done + count + 1])
+            for count in range(1, right(recording.chains[done], rest) + 1):
+                best = min(best, rows[count] + drafts[count + 1] + least[done + count + 1])
+            least[done] = best
+        bill.add(recording.task, len(answer), least[0])
+
+
+def in_hindsight(
+    traces: Sequence[Trace], costs: CostTable, make: Callable[[], AdaptiveWidth]
+) -> Bill:
+    """A policy that has seen this very text three times: it knows its chances, not its coins."""
+    bill = Bill()
+    for trace in traces:
+        policy = make()
+        for _ in range(3):
+            replay([trace], costs, policy, Bill())
+        replay([trace], costs, policy, bill)
+    return bill
+
+
+def look_up(recording: Recording, table: NgramTable | None) -> Trace:
+    """The lookups' proposals at every position."""
+    lookup = NgramProposer(FixedWidth({"ngram": MOST}), table=table)
+    lookup.begin(recording.prompt)
+    free = []
+    for index, token in enumerate(recording.answer):
+        position = len(recording.prompt) - 1 + index
+        free.append(lookup.look_up(Ask(0, position, MOST)))
+        lookup.confirm(Confirmed(position, 0, (token,)))
+    return Trace(recording, free)
+
+
+def compare(
+    traces: Sequence[Trace], costs: CostTable, block: int, curve: Sequence[float]
+) -> dict[str, Any]:
+    """Speed of every policy as a multiple of plain decoding, by task."""
+
+    def adaptive(size: int = block) -> AdaptiveWidth:
+        return AdaptiveWidth(
+            StepCosts(costs, MOST + 1), most_drafts=MOST, block_size=size, curve=curve
+        )
+
+    policies: dict[str, WidthPolicy] = {"plain": FixedWidth({})}
+    policies |= {f"dspine {n}": FixedWidth({"dspine": n}) for n in NETWORK if n < block}
+    policies |= {f"lookup {n}": FixedWidth({"ngram": n}) for n in LOOKUPS}
+    policies |= {f"lookup cut at {least}": Cut(least) for least in CUTS}
+    policies |= {"adaptive, lookups": adaptive(1), "adaptive": adaptive()}
+    bills: dict[str, Bill] = {}
+    for name, policy in policies.items():
+        bill = bills[name] = Bill()
+        if name.startswith("dspine"):
+            bare = [Trace(trace.recording, [[]] * len(trace.free)) for trace in traces]
+            replay(bare, costs, policy, bill)
+        else:
+            replay(traces, costs, policy, bill)
+    fixed = max(
+        (bills["plain"].ms["all"] / bills[name].ms["all"], name)
+        for name in bills
+        if "adaptive" not in name
+    )
+    bills["in hindsight"] = in_hindsight(traces, costs, adaptive)
+    bills["all-knowing"] = Bill()
+    all_knowing(traces, costs, bills["all-knowing"])
+    auto = bills["adaptive"]
+    return {
+        "speed": {name: bill.against(bills["plain"]) for name, bill in bills.items()},
+        "best_fixed": fixed[1],
+        "adaptive_to_best_fixed": round(bills[fixed[1]].ms["all"] / auto.ms["all"], 4),
+        "adaptive_to_hindsight": round(bills["in hindsight"].ms["all"] / auto.ms["all"], 4),
+        "adaptive_to_all_knowing": round(bills["all-knowing"].ms["all"] / auto.ms["all"], 4),
+        "asked_share": round(auto.asked / auto.steps, 4),
+        "drafts_a_step": round(auto.drafts / auto.steps, 3),
+        "policy_us_a_step": round(auto.policy_ms / auto.steps * 1000.0, 1),
+    }
+
+
+def main() -> None:
+    """Record what is missing, measure costs, replay; the last line is one JSON document."""
+    parser = common.parser(__doc__.split("\n")[0])
+    parser.add_argument("--traces", type=Path, default=TRACES, help="recorded answers, added to")
+    arguments = parser.parse_args()
+    pair = choose_pair(arguments.model, arguments.model_draft)
+    recordings = record(
+        arguments.traces,
+        common.prompts(count=arguments.count),
+        predict=arguments.predict,
+        model=pair[0],
+        drafter=pair[1],
+        threads=arguments.threads or 1,
+    )
+    with dspine.load(*pair, n_threads=arguments.threads) as engine:
+        calibration, plan = engine.calibration, engine.plan
+    assert calibration is not None and plan is not None and pair[1] is not None
+    costs = calibration.costs(plan.flash_attention)
+    beside = pair[1].with_suffix(".ngram.npz")
+    table = NgramTable.load(beside) if beside.exists() else None
+    # Tasks in turn, as users come: a policy that carries over from one prompt to the next.
+    order = sorted(recordings, key=lambda one: (one.id.split("-")[-1].rjust(9, "0"), one.task))
+    traces = [look_up(one, table) for one in order]
+    curve = _curve(pair[1])
+    block = len(recordings[0].chains[0]) + 1
+    parts = {"all prompts": traces, "every second prompt of a task": _second(traces)}
+    results = {name: compare(part, costs, block, curve) for name, part in parts.items()}
+    document = {
+        "costs": calibration.to_json(),
+        "tokens": sum(len(one.answer) for one in recordings),
+        "results": results,
+    }
+    _report(results)
+    common.save("width", document, arguments.output)
+    print(json.dumps({name: part["speed"]["adaptive"] for name, part in results.items()}))
+
+
+def _curve(drafter: Path) -> tuple[float, ...]:
+    from dspine.files.drafter_file import read_drafter
+
+    return read_drafter(drafter).record.acceptance_curve
+
+
+def _second(traces: Sequence[Trace]) -> list[Trace]:
+    by_task: dict[str, list[Trace]] = defaultdict(list)
+    for trace in traces:
+        by_task[trace.recording.task].append(trace)
+    kept = {id(trace) for group in by_task.values() for trace in group[1::2]}
+    return [trace for trace in traces if id(trace) in kept]
+
+
+def _report(results: dict[str, Any]) -> None:
+    for name, part in results.items():
+        columns = (*common.TASKS, "all")
+        rows = [
+            [policy, *(f"{speeds[task]:.3f}" for task in columns)]
+            for policy, speeds in part["speed"].items()
+        ]
+        print(common.table([f"{name}, times plain", *columns], rows))
+        facts = {key: value for key, value in part.items() if key != "speed"}
+        print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()
