@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -77,27 +78,9 @@ class Probe:
         self._library.op_probe_switch(int(on))
 
     def by_kind(self) -> dict[str, float]:
-        """Milliseconds by kind since the switch, means over threads; `graph` is the whole graph."""
-        found: dict[str, float] = defaultdict(float)
-        lists = [events for events in map(self._events, range(self._library.op_probe_threads()))
-                 if len(events)]  # fmt: skip
-        kinds: dict[int, str] = {}
-        for events in lists:
-            kind, since = "waiting", 0
-            for code, at, tensor in events.tolist():
-                spent = (at - since) / 1e6 / len(lists)
-                if code == _GRAPH:
-                    found["graph"] -= at / 1e6
-                elif code == _END:
-                    found["graph"] += at / 1e6
-                elif since:
-                    found["waiting" if code in (_OPERATION, _RESUME) else kind] += spent
-                if code == _OPERATION:
-                    if tensor not in kinds:
-                        kinds[tensor] = self._kind(tensor)
-                    kind = kinds[tensor]
-                since = 0 if code == _END else at
-        return dict(found)
+        """Milliseconds by kind since the switch, as `account` counts them."""
+        threads = [self._events(thread) for thread in range(self._library.op_probe_threads())]
+        return account([events.tolist() for events in threads if len(events)], self._kind)
 
     def _events(self, thread: int) -> Any:
         address = ctypes.c_void_p()
@@ -117,6 +100,34 @@ class Probe:
         if label in HEADS:
             return "head"
         return f"product {type_by_number(weight.type).name}" if "weight" in label else "attention"
+
+
+def account(
+    threads: Sequence[Sequence[Sequence[int]]], kind_of: Callable[[int], str]
+) -> dict[str, float]:
+    """Milliseconds by kind, means over threads; `graph` is the time from its start to its end.
+
+    `threads` holds each thread's events (code, nanoseconds, operation) in order. An operation lasts
+    until the next barrier, and on after a barrier inside of it.
+    """
+    found: dict[str, float] = defaultdict(float)
+    kinds: dict[int, str] = {}
+    for events in threads:
+        kind, since = "waiting", 0
+        for code, at, operation in events:
+            if code == _GRAPH:
+                found["graph"] -= at / 1e6
+            elif code == _END:
+                found["graph"] += at / 1e6
+            if since:
+                spent = (at - since) / 1e6 / len(threads)
+                found["waiting" if code in (_OPERATION, _RESUME, _END) else kind] += spent
+            if code == _OPERATION:
+                if operation not in kinds:
+                    kinds[operation] = kind_of(operation)
+                kind = kinds[operation]
+            since = 0 if code == _END else at
+    return dict(found)
 
 
 class Worker:

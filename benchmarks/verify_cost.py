@@ -141,10 +141,10 @@ def measure(path: Path, threads: int, seconds: float) -> dict[str, Any]:
                     found = workers[kind].ask("rows", flash=flash, count=count, repeats=3)
                     times[_name(kind, flash)][count] += found[1:]  # the first builds the graph
             turn += 1
-    return _summary(path, loads, prompts, memory, times)
+    return summary(path, loads, prompts, memory, times)
 
 
-def _summary(
+def summary(
     path: Path,
     loads: dict[str, list[float]],
     prompts: dict[str, list[float]],

@@ -1,0 +1,73 @@
+"""What benchmarks compute from what they measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ops
+import perplexity
+import pytest
+import verify_cost
+
+GRAPH, OPERATION, WAIT, RESUME, END = range(5)
+MS = 1_000_000
+
+
+def test_time_is_shared_out_among_operations_and_waiting() -> None:
+    # One product with a barrier inside (2 + 3 ms of work), then a norm (1 ms); in the other thread
+    # the product takes 1 + 3 ms and the norm 1.
+    first = [
+        (GRAPH, 10 * MS, 0),
+        (OPERATION, 11 * MS, 100),
+        (WAIT, 13 * MS, 0),
+        (RESUME, 14 * MS, 0),
+        (WAIT, 17 * MS, 0),
+        (RESUME, 18 * MS, 0),
+        (OPERATION, 18 * MS, 200),
+        (WAIT, 19 * MS, 0),
+        (RESUME, 20 * MS, 0),
+        (END, 21 * MS, 0),
+    ]
+    second = [
+        (OPERATION, 11 * MS, 100),
+        (WAIT, 12 * MS, 0),
+        (RESUME, 14 * MS, 0),
+        (WAIT, 17 * MS, 0),
+        (RESUME, 18 * MS, 0),
+        (OPERATION, 18 * MS, 200),
+        (WAIT, 19 * MS, 0),
+        (RESUME, 20 * MS, 0),
+    ]
+    found = ops.account([first, second], {100: "product", 200: "norm"}.__getitem__)
+    # Waiting: 1 before the first operation, 1 + 1 + 1 at barriers and 1 at the end; 2 + 1 + 1.
+    assert found == pytest.approx(
+        {"graph": 11.0, "product": (5 + 4) / 2, "norm": 1.0, "waiting": (5 + 4) / 2}
+    )
+
+
+def test_the_better_stock_setting_counts() -> None:
+    rows = {"1": 10.0, "2": 20.0, "4": 30.0, "8": 40.0, "16": 50.0}
+    times = {
+        "stock, flash attention off": {int(n): [ms] for n, ms in rows.items()},
+        "stock, flash attention on": {int(n): [2 * ms] for n, ms in rows.items()},
+        "dspine, flash attention on": {int(n): [5.0, 6.0, 4.0] for n in rows},
+    }
+    prompts = {name: [100.0 * (1 + index)] for index, name in enumerate(times)}
+    memory = {"stock": {"resident": 10.0}, "dspine": {"resident": 15.0}}
+    loads = {"stock": [1.0, 9.0, 2.0], "dspine": [4.0, 4.0, 4.0]}
+    found = verify_cost.summary(Path(__file__), loads, prompts, memory, times)
+    assert found["stock_setting"] == "stock, flash attention off"
+    assert found["cost_of_rows"]["stock"]["16"] == 5.0
+    assert found["cost_of_rows"]["dspine"]["16"] == 1.0
+    assert found["dspine_over_stock"] == {
+        "rows": {"1": 0.5, "2": 0.25, "4": 5 / 30, "8": 0.125, "16": 0.1},
+        "prompt": 3.0,
+        "load": 2.0,
+        "resident": 1.5,
+    }
+
+
+def test_the_text_of_perplexity_is_documentation() -> None:
+    text = perplexity.text_of(2000)
+    assert len(text) == 2000
+    assert text == perplexity.text_of(3000)[:2000]
