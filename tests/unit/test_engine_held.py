@@ -324,6 +324,36 @@ def test_after_a_failure_nothing_counts_as_held() -> None:
     assert tokens == plain_answer(next_token, [1, 2, 3, 4], 12)
 
 
+def test_features_that_wait_are_dropped_when_no_window_reaches_back_to_them() -> None:
+    engine, _, drafter = conversation(window=4)
+    list(engine.generate([1], max_tokens=1))
+    answered(engine, [1, *plain_answer(mixing(VOCAB - 2, 3), [1], 1), *numbers(30)])
+    assert engine.disabled_reason is None
+    assert drafter.additions[0][0] == 31 - 4 + 1
+
+
+def test_an_interrupt_while_memory_is_cut_back_leaves_nothing_certain() -> None:
+    class Interrupted(FakeTarget):
+        armed = False
+
+        def trim(self, length: int) -> bool:
+            if self.armed:
+                raise KeyboardInterrupt
+            return super().trim(length)
+
+    next_token = mixing(VOCAB - 2, 3)
+    target = Interrupted(next_token, VOCAB, n_ctx=200)
+    engine = make_engine(target)
+    answered(engine, [1, 2, 3])
+    target.armed = True
+    (finish,) = engine.generate([1, 2, 9, 9, 9], max_tokens=5)
+    assert isinstance(finish, Finish) and finish.reason == "cancelled"
+    assert engine.held.tokens == 0
+    target.armed = False
+    first, tokens = answered(engine, [1, 2, 9])
+    assert (first.reused, tokens) == (0, plain_answer(next_token, [1, 2, 9], 12))
+
+
 def test_with_a_trace_everything_is_decoded() -> None:
     engine, _, _ = conversation()
     prompt = numbers(50)

@@ -85,13 +85,10 @@ class HeldContext:
         self._began = False
         end = len(prompt) - 1
         common = min(common_prefix(self._tokens, prompt), end) if reuse else 0
-        del self._tokens[common:]
-        self._kept = [s for s in self._kept if s.position <= common]
         self._forget_proposals(common)
         kept = self._return_to(usable(common))
         del self._tokens[kept:]
         self._kept = [s for s in self._kept if s.position <= kept]
-        self._forget_proposals(kept)
         self._pauses = set()
         if self._is_recurrent and self._max:
             parted = {common} if common - kept > WORTH_KEEPING else set()
