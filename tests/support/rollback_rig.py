@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ KINDS = (
     Kind("qwen35", "checkpoint", tiny_qwen35),
     Kind("lfm2", "snapshots", tiny_lfm2),
     Kind("lfm2", "checkpoint", tiny_lfm2),
+    Kind("lfm2-window", "snapshots", partial(tiny_lfm2, window=24), prompt=300),
+    Kind("lfm2-window", "checkpoint", partial(tiny_lfm2, window=24), prompt=300),
     Kind("mamba", "checkpoint", tiny_mamba),
 )
 

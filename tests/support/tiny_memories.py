@@ -20,8 +20,11 @@ VOCABULARY, CONTEXT, HIDDEN, INNER = 320, 2048, 64, 128
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 16
 
 
-def tiny_lfm2(path: Path, seed: int = 0) -> Path:
-    """Write a hybrid target of architecture `lfm2`: attention, then three short convolutions."""
+def tiny_lfm2(path: Path, seed: int = 0, *, window: int = 0) -> Path:
+    """Write a hybrid target of architecture `lfm2`: attention, then three short convolutions.
+
+    With a `window` its attention layers slide.
+    """
     kernel, kv_heads = 3, [KV_HEADS, 0, 0, 0]
     out = ModelWriter(path, "lfm2", seed, "f32")
     meta = out.file
@@ -30,6 +33,8 @@ def tiny_lfm2(path: Path, seed: int = 0) -> Path:
     meta.add_head_count_kv(kv_heads)
     meta.add_rope_freq_base(10000.0)
     meta.add_shortconv_l_cache(kernel)
+    if window:
+        meta.add_sliding_window(window)
     add_tokenizer(meta, VOCABULARY)
     add_outer_tensors(out, HIDDEN, VOCABULARY, tied=False, norm="token_embd_norm")
     for i, heads in enumerate(kv_heads):

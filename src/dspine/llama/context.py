@@ -141,7 +141,8 @@ class Context:
         params.embeddings = embeddings
         params.kv_unified = shared_cache
         params.n_rs_seq = snapshots
-        params.swa_full = swa_full
+        # Only windows that slide are known to hold what a block cut off again needs.
+        params.swa_full = swa_full or not model.window
         params.no_perf = True
         if callback is not None:
             params.cb_eval = callback.callback

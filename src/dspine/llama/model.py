@@ -19,6 +19,10 @@ from dspine.llama.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from dspine.ggml.tensor import Tensor
 
+_OTHER_WINDOWS = frozenset({"llama4", "deepseek4"})
+"""Windows that jump from chunk to chunk, or with a compressed rest: not one of so many positions
+before the last."""
+
 _VOCAB_TYPE_NONE = 0
 
 
@@ -67,7 +71,9 @@ class Model:
             api.llama_model_is_recurrent(pointer) or api.llama_model_is_hybrid(pointer)
         )
         """Recurrent or hybrid: its memory cannot be trimmed to an earlier position."""
-        self.window: int = api.llama_model_n_swa(pointer)
+        self.window: int = (
+            0 if self.architecture in _OTHER_WINDOWS else api.llama_model_n_swa(pointer)
+        )
         """Positions that its sliding-window layers see, 0 without such layers."""
         self.size_bytes: int = api.llama_model_size(pointer)
         self.num_parameters: int = api.llama_model_n_params(pointer)
