@@ -94,6 +94,11 @@ def test_logits_are_equal_to_the_bit_where_batches_have_the_same_size(
         rig = Rig(context, kind.mode)
         rig.prefill(prompt)
         logits, features = rig.verify(future[:8], 8)
+    if kind.architecture == "lfm2-window":
+        # Its checkpoint holds the window's keys too, which come back in another order.
+        assert np.abs(replayed[0] - logits[4:]).max() < kind.bound
+        assert np.abs(replayed[1] - features[4:]).max() < kind.bound
+        return
     assert replayed[0].tobytes() == logits[4:].tobytes()
     assert replayed[1].tobytes() == features[4:].tobytes()
 
