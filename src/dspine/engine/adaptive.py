@@ -232,7 +232,8 @@ class AdaptiveWidth:
     def _expected_gain(self, situation: int, best: float, most: int) -> tuple[int, float]:
         """(width, value beyond `best`) of asking the drafter now, judged by its last chains."""
         recent = self._samples(situation)
-        rows, rate = self._rows, self._rate
+        rate = self._rate
+        prices = [rate * ms for ms in self._rows[: most + 1]]
         known, chance = self._network.known, self._network.chance
         sums = [0.0] * most
         for sample in recent:
@@ -243,8 +244,12 @@ class AdaptiveWidth:
                     p = known[slot] or chance(slot)
                 # Beyond what was drafted, slots are taken to be like the last one.
                 reached *= p
+                if reached < LEAST_REACH:
+                    for rest in range(count - 1, most):
+                        sums[rest] += value
+                    break
                 tokens += reached
-                worth = tokens - rate * rows[count]
+                worth = tokens - prices[count]
                 if worth > value:
                     value = worth
                 sums[count - 1] += value

@@ -84,6 +84,8 @@ class StepCosts:
     def rows(self, position: int) -> list[float]:
         """Milliseconds of decoding 1, 2, ... rows with an anchor at `position`."""
         beyond, factors = position - self._depth, self._factors
+        if beyond >= 0:
+            return [(base + slope * beyond) * factors[group] for base, slope, group in self._table]
         # A short context never makes a decode cheaper than half of what was measured.
         return [
             max(base + slope * beyond, 0.5 * base) * factors[group]

@@ -13,6 +13,7 @@ from dspine.engine.calibrate import Calibration
 from dspine.engine.llama_target import LlamaTarget
 from dspine.errors import UsageError
 from dspine.files.drafter_file import DrafterFile
+from dspine.kernels.build import library_path
 from dspine.llama.context import Context
 from dspine.llama.model import Model
 from dspine.machine import cpu_model, usable_cores
@@ -70,7 +71,7 @@ def calibrated(
     key: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": usable_cores(),
-        "kernels": model.library.kernels.text,
+        "kernels": [model.library.kernels.text, library_path(Path(), "").name],
         "library": [
             *calibrate.file_identity(model.library.file),
             str(model.library.file.parent.resolve()),
