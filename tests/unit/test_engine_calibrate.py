@@ -146,9 +146,9 @@ def paced(clock: Clock) -> Paced:
 
 def test_a_deep_context_is_timed_as_far_as_the_budget_goes(clock: Clock) -> None:
     tokens = [7] * (512 + 8)
-    depth, ms = calibrate.time_deep({True: paced(clock)}, tokens, (1, 8), budget_ms=1e9)
-    assert depth == 512
-    assert ms[True] == pytest.approx({1: 6.0 + 5.12, 8: 20.0 + 5.12})
+    depth, timing = calibrate.time_deep({True: paced(clock)}, tokens, (1, 8), budget_ms=1e9)
+    assert depth == 512 and timing.noise == pytest.approx(1.0)
+    assert timing.ms[True] == pytest.approx({1: 6.0 + 5.12, 8: 20.0 + 5.12})
     # The first 128 tokens take 0.264 s and some, the second ones a little more.
     depth, _ = calibrate.time_deep({True: paced(clock)}, tokens, (1, 8), budget_ms=300.0)
     assert depth == 256
@@ -160,6 +160,8 @@ def test_the_slope_of_the_costs_comes_from_both_depths() -> None:
     table = found.costs(True)
     assert table.depth == 128 and table.slope_ms == pytest.approx({1: 0.01, 8: 0.0})
     assert Calibration(rows, {}).costs(True).slope_ms is None
+    disturbed = Calibration(rows, {}, depth=128, deep=256, deep_ms={True: {1: 26.0}})
+    assert disturbed.costs(True).slope_ms == pytest.approx({1: 6.0 / 128})
 
 
 def test_the_fastest_number_of_threads_is_chosen(clock: Clock) -> None:

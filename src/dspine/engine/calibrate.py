@@ -105,10 +105,12 @@ class Calibration:
     def costs(self, flash_attention: bool) -> CostTable:
         """What a step's parts cost with that attention setting."""
         rows = self.rows_ms[flash_attention]
-        slopes = {
-            count: max(0.0, ms - interpolate(rows, count)) / (self.deep - self.depth)
-            for count, ms in self.deep_ms.get(flash_attention, {}).items()
-        }
+        slopes = {}
+        for count, ms in self.deep_ms.get(flash_attention, {}).items():
+            near = interpolate(rows, count)
+            # At most in proportion to the context: what is beyond that was a disturbance.
+            further = min(max(ms, near), near * self.deep / self.depth)
+            slopes[count] = (further - near) / (self.deep - self.depth)
         return CostTable(rows, self.draft_ms, self.depth, slopes or None, self.context_ms)
 
     def to_json(self) -> dict[str, Any]:
@@ -197,8 +199,8 @@ def time_deep(
     *,
     repeats: int = 3,
     budget_ms: float = DEEP_BUDGET_MS,
-) -> tuple[int, dict[bool, dict[int, float]]]:
-    """(depth, best times) of a few counts after all of `tokens` that fit the budget.
+) -> tuple[int, RowTiming]:
+    """(depth, times) of a few counts after all of `tokens` that fit the budget.
 
     The depth is the same for all settings. The last max(counts) tokens are the timed rows.
     """
@@ -229,10 +231,11 @@ def time_deep(
     times = _take_turns(once, cases, len(targets), repeats, budget_ms)
     for target in targets.values():
         target.clear()
-    return depth, {
+    best = {
         flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
         for flash in sorted(targets)
     }
+    return depth, RowTiming(best, spread(times, len(cases)))
 
 
 def choose_threads(

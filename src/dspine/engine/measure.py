@@ -135,9 +135,9 @@ def measure(
         rows = calibrate.time_rows(targets, tokens, calibrate.row_counts(most), depth=depth)
         found = Calibration(rows.ms, {}, max(rows.noise, doubt), depth, n_threads=threads)
         if deep > depth:
-            reached, deep_ms = calibrate.time_deep(targets, tokens, (1, 4, most))
-            if reached >= depth + calibrate.DEPTH:
-                found = replace(found, deep=reached, deep_ms=deep_ms)
+            reached, further = calibrate.time_deep(targets, tokens, (1, 4, most))
+            if reached >= depth + calibrate.DEPTH and further.noise < calibrate.NOISY:
+                found = replace(found, deep=reached, deep_ms=further.ms)
     if drafter is None or file is None:
         return found
     widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
