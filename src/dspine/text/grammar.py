@@ -13,7 +13,7 @@ from dspine.errors import UsageError
 
 GrammarKind = Literal["json-schema", "regex", "lark", "gbnf"]
 
-JSON_WHITESPACE = r"[ ]?|\n{1,2}[ \t]{0,20}"
+JSON_WHITESPACE = r"[ ]?|\n[ ]{0,20}"
 """Between JSON tokens: nothing, a space, or a new line with its indent. Bounded, because small
 models otherwise go on with blanks for ever."""
 
