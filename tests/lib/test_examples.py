@@ -77,6 +77,14 @@ def test_chat(run: Run, tmp_path: Path) -> None:
     assert again is not None and int(again[1]) > kept
 
 
+def test_json_answer(run: Run) -> None:
+    first, second = run("json_answer.py", "Make up a short book. Answer in JSON.").splitlines()
+    assert re.fullmatch(r"'.{0,40}', (novel|poetry|history|science), \d{1,4} pages", first)
+    assert re.fullmatch(r"least certain: '.*', probability [01]\.\d{3}", second)
+    cut = run("json_answer.py", "-n", "3")
+    assert cut.startswith("cut after 3 tokens, so it is not whole: {")
+
+
 def test_train_tiny(run: Run, tmp_path: Path) -> None:
     printed = run("train_tiny.py", str(tmp_path), "-n", "10", "-t", "1", "--steps", "2")
     assert re.search(r"\d+ of [1-9]\d* drafts accepted", printed)
