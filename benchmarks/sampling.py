@@ -1,16 +1,16 @@
-"""Acceptance of the two ways to judge drafts at a temperature, and what sampling a row costs.
+"""How many drafts each way of judging keeps at a temperature, and what sampling a row costs.
 
     python benchmarks/sampling.py --count 4 -t 1
 
-Acceptance does not depend on the machine's speed, so that part may run beside other work.
-`best drafts` is match with a drafter that proposes its most likely tokens instead of drawing:
-what is lost without draws.
+Answers are drawn with rejection. At every row with a drawn draft the chance to keep it is computed
+from p and q for each way, so that all are compared on the same rows, without the noise of
+different texts: best is p(argmax q), what match keeps of a drafter that does not draw; match is
+the chance that both draws with the same Gumbel noise agree; rejection is sum(min(p, q)). None of
+this depends on the machine's speed, so it may run beside other work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -19,11 +19,11 @@ import numpy as np
 from common import parser, prompts, save, table
 
 import dspine
-from dspine.drafters.base import Draw
+from dspine.drafters.base import Drawn
 from dspine.engine.engine import Engine
 from dspine.engine.noise import Noise, Purpose
-from dspine.engine.sampling import SamplingChooser, SamplingOptions, Verification
-from dspine.llama.sampler import SamplerChain
+from dspine.engine.sampling import SamplingChooser, SamplingOptions, probabilities_of, softmax
+from dspine.llama.sampler import Candidates, SamplerChain
 
 ALL_TOKENS: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -31,11 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 1, all tokens": {"temperature": 1.0, **ALL_TOKENS},
 }
-WAYS: dict[str, tuple[Verification, bool]] = {
-    "best drafts": ("match", False),
-    "match": ("match", True),
-    "rejection": ("rejection", True),
-}
+WAYS = ("best", "match", "rejection")
 CHAINS: dict[str, dict[str, Any]] = {
     "defaults": {"temperature": 0.8},
     "with penalties": {"temperature": 0.8, "repeat_penalty": 1.1},
@@ -56,15 +52,15 @@ def main() -> None:
     ) as engine:
         chosen = prompts(count=arguments.count)
         acceptance = {
-            setting: {way: measure(engine, chosen, options, way, arguments.predict) for way in WAYS}
+            setting: measure(engine, chosen, options, arguments.predict)
             for setting, options in SETTINGS.items()
         }
         costs = {name: row_costs(options) for name, options in CHAINS.items()}
     rows = [
-        (setting, *(f"{ways[way]['acceptance_length']:.3f}" for way in WAYS))
-        for setting, ways in acceptance.items()
+        (setting, *(f"{found[way]:.3f}" for way in WAYS), found["rows"])
+        for setting, found in acceptance.items()
     ]
-    print(table(("acceptance length", *WAYS), rows))
+    print(table(("chance that a draft is kept", *WAYS, "rows"), rows))
     print(table(("us a row", "chain", "draw"), [(name, *c.values()) for name, c in costs.items()]))
     document = {
         "drafts": 3,
@@ -77,45 +73,43 @@ def main() -> None:
 
 
 def measure(
-    engine: Engine,
-    chosen: list[tuple[str, str, str]],
-    options: dict[str, Any],
-    way: str,
-    tokens: int,
+    engine: Engine, chosen: list[tuple[str, str, str]], options: dict[str, Any], tokens: int
 ) -> dict[str, float]:
-    """Tokens, steps and acceptance over all prompts, each with a seed of its own."""
-    verification, draws = WAYS[way]
-    emitted = steps = drafted = accepted = 0
-    with drafting(draws):
+    """Chances over the rows of all prompts, and the acceptance length of these answers."""
+    chances: list[tuple[float, float, float]] = []
+    judge = SamplingChooser._judge
+
+    def noting(chooser: SamplingChooser, candidates: Candidates, drawn: Drawn) -> int:
+        chances.append(kept(candidates, drawn))
+        return judge(chooser, candidates, drawn)
+
+    SamplingChooser._judge = noting  # type: ignore[method-assign, assignment]
+    emitted = steps = 0
+    try:
         for seed, (_, _, prompt) in enumerate(chosen):
-            sampling = SamplingOptions(seed=seed, verification=verification, **options)
+            sampling = SamplingOptions(seed=seed, verification="rejection", **options)
             stats = engine.complete(prompt, max_tokens=tokens, sampling=sampling).stats
             emitted, steps = emitted + stats.tokens, steps + stats.steps
-            drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
-    return {
-        "tokens": emitted,
-        "steps": steps,
-        "drafted": drafted,
-        "accepted": accepted,
-        "acceptance_length": round(emitted / steps, 4),
-        "acceptance_rate": round(accepted / drafted, 4),
-    }
-
-
-@contextmanager
-def drafting(draws: bool) -> Iterator[None]:
-    """Let drafters draw, or propose their best tokens."""
-    usual = SamplingChooser.draw
-
-    def best(_chooser: SamplingChooser) -> Draw | None:
-        return None
-
-    if not draws:
-        SamplingChooser.draw = best  # type: ignore[method-assign]
-    try:
-        yield
     finally:
-        SamplingChooser.draw = usual  # type: ignore[method-assign]
+        SamplingChooser._judge = judge  # type: ignore[method-assign]
+    means = np.mean(chances, axis=0)
+    found = {way: round(float(mean), 4) for way, mean in zip(WAYS, means, strict=True)}
+    return {**found, "rows": len(chances), "acceptance_length": round(emitted / steps, 4)}
+
+
+def kept(candidates: Candidates, drawn: Drawn) -> tuple[float, float, float]:
+    """The chance to keep a draft of q = `drawn` by p(argmax q), match and rejection.
+
+    Both arg-maxes with the same Gumbel noise are x with probability
+    1 / sum over y of max(p(y) / p(x), q(y) / q(x)).
+    """
+    p, q = softmax(candidates.logits), probabilities_of(candidates.ids, drawn)
+    best = drawn.candidates[drawn.probabilities.argmax()]
+    outside = 1.0 - float(q.sum())
+    match = 0.0
+    for x in np.flatnonzero((p > 1e-12) & (q > 1e-12)):
+        match += 1.0 / float(np.maximum(p / p[x], q / q[x]).sum() + outside / q[x])
+    return float(p[candidates.ids == best].sum()), match, float(np.minimum(p, q).sum())
 
 
 def row_costs(options: dict[str, Any]) -> dict[str, float]:

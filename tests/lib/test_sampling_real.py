@@ -18,7 +18,7 @@ from dspine.engine.engine import Engine
 from dspine.engine.loop import Run, generate
 from dspine.engine.proposers import DrafterProposer
 from dspine.engine.rollback import TrimRollback
-from dspine.engine.sampling import SamplingChooser, SamplingOptions
+from dspine.engine.sampling import SamplingChooser, SamplingOptions, Verification
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.width import FixedWidth
@@ -109,12 +109,13 @@ def engine(default_target: Path) -> Iterator[Engine]:
 
 def test_seeds_on_the_default_pair(engine: Engine) -> None:
     prompt = held_out(TASKS[0], 1)[0].prompt
-    for verification in ("match", "rejection"):
+    ways: tuple[Verification, ...] = ("match", "rejection")
+    for verification in ways:
         texts = [
             engine.complete(
                 prompt,
                 max_tokens=24,
-                sampling=SamplingOptions(temperature=1.0, seed=seed, verification=verification),  # type: ignore[arg-type]
+                sampling=SamplingOptions(temperature=1.0, seed=seed, verification=verification),
                 cache_prompt=False,
             ).text
             for seed in (4, 4, 5)
@@ -145,14 +146,15 @@ def test_second_tokens_of_the_default_pair_have_its_distribution(engine: Engine)
     """Tokens after a fixed beginning, drafted and judged, against plain draws of other seeds."""
     tokens = engine.encode("The best colour is", raw=True)
     counts: list[Counter[int]] = []
-    for verification, plain in (("rejection", False), ("match", True)):
+    ways: tuple[tuple[Verification, bool], ...] = (("rejection", False), ("match", True))
+    for verification, plain in ways:
         heard: Counter[int] = Counter()
         for seed in range(150):
             sampling = SamplingOptions(
                 temperature=1.0,
                 top_k=6,
                 seed=seed + 10_000 * plain,
-                verification=verification,  # type: ignore[arg-type]
+                verification=verification,
             )
             answer = engine.complete(tokens, max_tokens=2, sampling=sampling, plain=plain)
             heard[answer.tokens[0]] += 1
