@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -132,34 +131,3 @@ def test_comparing_drawn_answers(engine: Engine) -> None:
     assert comparison.speculative.stats.drafted > 0
     with pytest.raises(UsageError, match="choose match"):
         engine.compare(prompt, sampling=SamplingOptions(temperature=1.0, verification="rejection"))
-
-
-def test_penalties_without_a_temperature_change_the_greedy_text(engine: Engine) -> None:
-    prompt = held_out(TASKS[0], 1)[0].prompt
-    penalised = SamplingOptions(frequency_penalty=1.5, presence_penalty=0.5)
-    comparison = engine.compare(prompt, max_tokens=40, sampling=penalised)
-    assert comparison.divergence is None or comparison.divergence.reproduced
-    assert comparison.plain.text != engine.complete(prompt, max_tokens=40, plain=True).text
-
-
-def test_second_tokens_of_the_default_pair_have_its_distribution(engine: Engine) -> None:
-    """Tokens after a fixed beginning, drafted and judged, against plain draws of other seeds."""
-    tokens = engine.encode("The best colour is", raw=True)
-    counts: list[Counter[int]] = []
-    ways: tuple[tuple[Verification, bool], ...] = (("rejection", False), ("match", True))
-    for verification, plain in ways:
-        heard: Counter[int] = Counter()
-        for seed in range(150):
-            sampling = SamplingOptions(
-                temperature=1.0,
-                top_k=6,
-                seed=seed + 10_000 * plain,
-                verification=verification,
-            )
-            answer = engine.complete(tokens, max_tokens=2, sampling=sampling, plain=plain)
-            heard[answer.tokens[0]] += 1
-        counts.append(heard)
-    ids = sorted(set(counts[0]) | set(counts[1]))
-    one, other = (np.array([count[token] for token in ids], float) for count in counts)
-    # Two samples of one size: sum (a - b)^2 / (a + b) is chi-square.
-    assert is_plausible(float(((one - other) ** 2 / (one + other)).sum()), len(ids) - 1)
