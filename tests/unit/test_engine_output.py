@@ -22,6 +22,7 @@ from dspine.engine.loop import Run, generate
 from dspine.engine.plain import PlainStepper
 from dspine.engine.proposers import DrafterProposer
 from dspine.engine.rollback import TrimRollback
+from dspine.engine.sampling import SamplingOptions
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.width import FixedWidth
@@ -30,6 +31,7 @@ from dspine.text.matcher import GrammarMatcher, Grammars
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_engine import BOS, EOS, VOCAB, ByteTokenizer, make_engine
 from tests.support.fake_target import FakeTarget
+from tests.support.toy_target import OracleSampler
 
 GRAMMARS = Grammars(ByteTokenizer())
 WORDS = GrammarOptions.regex(r"(ab?|c€|x{2,4})+ [0-9]{1,3}(\.[0-9]+)?")
@@ -263,3 +265,32 @@ def allowed(matcher: GrammarMatcher) -> list[int]:
     logits = np.zeros(VOCAB, np.float32)
     matcher.mask(logits)
     return [int(token) for token in np.flatnonzero(logits == 0)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=CASES.filter(lambda case: case.grammar is not None), seed=st.integers(0, 999))
+def test_a_seed_under_a_grammar_gives_one_answer(case: Case, seed: int) -> None:
+    target = Spread(lambda _: 0, VOCAB, n_ctx=80)
+    target.salt = case.salt
+    engine = make_engine(
+        target,
+        drafter(case, answer(case).tokens),
+        drafts=case.width - 1,
+        proposer=case.kind,
+        ngram_min_match=1,
+        make_sampler=OracleSampler,
+    )
+    results = [
+        engine.complete(
+            case.prompt,
+            grammar=case.grammar,
+            stop=case.stop,
+            max_tokens=case.max_tokens,
+            logprobs=2,
+            plain=plain,
+            sampling=SamplingOptions(temperature=1.2, seed=seed, verification="match"),
+        )
+        for plain in (True, False)
+    ]
+    facts = [(r.tokens, r.text, r.reason, r.logprobs) for r in results]
+    assert facts[0] == facts[1]
