@@ -23,6 +23,7 @@ from width_traces import Recording, record
 import dspine
 from dspine.default_pair import choose_pair
 from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.calibrate import Calibration
 from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal
@@ -216,6 +217,7 @@ def main() -> None:
     """Record what is missing, measure costs, replay; the last line is one JSON document."""
     parser = common.parser(__doc__.split("\n")[0])
     parser.add_argument("--traces", type=Path, default=TRACES, help="recorded answers, added to")
+    parser.add_argument("--costs", type=Path, help="a calibration that was kept, to use its times")
     arguments = parser.parse_args()
     pair = choose_pair(arguments.model, arguments.model_draft)
     recordings = record(
@@ -226,10 +228,15 @@ def main() -> None:
         drafter=pair[1],
         threads=arguments.threads or 1,
     )
-    with dspine.load(*pair, n_threads=arguments.threads) as engine:
-        calibration, plan = engine.calibration, engine.plan
-    assert calibration is not None and plan is not None and pair[1] is not None
-    costs = calibration.costs(plan.flash_attention)
+    if arguments.costs is not None:
+        calibration = Calibration.from_json(json.loads(arguments.costs.read_text("utf-8")))
+        costs = calibration.costs(max(calibration.rows_ms))
+    else:
+        with dspine.load(*pair, n_threads=arguments.threads) as engine:
+            measured, plan = engine.calibration, engine.plan
+        assert measured is not None and plan is not None
+        calibration, costs = measured, measured.costs(plan.flash_attention)
+    assert pair[1] is not None
     beside = pair[1].with_suffix(".ngram.npz")
     table = NgramTable.load(beside) if beside.exists() else None
     # Tasks in turn, as users come: a policy that carries over from one prompt to the next.
