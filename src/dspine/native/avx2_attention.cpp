@@ -17,6 +17,7 @@ namespace {
 
 constexpr int     kChunk        = 64;   // keys
 constexpr int     kMostQueries  = 16;   // of one item
+constexpr int     kFewQueries   = 3;    // up to here a chunk is not widened in advance
 constexpr int64_t kMostWidth    = 256;  // head size
 constexpr float   kNone         = -std::numeric_limits<float>::infinity();
 
@@ -36,8 +37,8 @@ struct Cut {
     int64_t head_items, row_items, items;
 };
 
-// The cut that is done soonest on `threads` threads. Widening a chunk costs about as much as one
-// query, so many queries an item are cheap, but too few items leave threads idle.
+// The cut that is done soonest on `threads` threads. Widening a chunk costs more than one query, so
+// many queries an item are cheap, but too few items leave threads idle.
 Cut choose_cut(const Shape & s, int threads) {
     Cut     best{};
     int64_t least = -1;
@@ -48,7 +49,8 @@ Cut choose_cut(const Shape & s, int threads) {
         for (int64_t rows = 1; rows <= std::min<int64_t>(s.rows, kMostQueries / heads); rows++) {
             Cut cut{heads, rows, s.heads / heads, (s.rows + rows - 1) / rows, 0};
             cut.items          = cut.head_items * cut.row_items * s.sequences;
-            const int64_t cost = (cut.items + threads - 1) / threads * (1 + heads * rows);
+            const int64_t queries = heads * rows, widening = queries <= kFewQueries ? 1 : 3;  // a query is 2
+            const int64_t cost    = (cut.items + threads - 1) / threads * (widening + 2 * queries);
             if (least < 0 || cost < least) {
                 least = cost;
                 best  = cut;
@@ -75,19 +77,12 @@ inline __m256 exponential(__m256 x) {
 
 inline float exponential(float x) { return _mm256_cvtss_f32(exponential(_mm256_set1_ps(x))); }
 
-// Sums of eight vectors as one vector, always added in the same order.
-inline __m256 sums(const __m256 (&v)[8]) {
-    __m256 pair[4], four[2];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        pair[i] = _mm256_add_ps(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) {
-        const __m256d a = _mm256_castps_pd(pair[2 * i]), b = _mm256_castps_pd(pair[2 * i + 1]);
-        four[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
-    }
-    return _mm256_add_ps(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
+// Sums of four vectors, always added in the same order.
+inline __m128 sums(const __m256 & a, const __m256 & b, const __m256 & c, const __m256 & d) {
+    const __m256d ab = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+    const __m256d cd = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
+    const __m256  all = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 
 inline float largest(__m256 x) {
@@ -128,57 +123,158 @@ void widen(int type, const char * from, int64_t width, float * to) {
     }
 }
 
-// score[key] = q . key for the 64 keys of a chunk.
-void dot_chunk(const float * q, const float * keys, int64_t width, float * score) {
-    for (int key = 0; key < kChunk; key += 8, keys += 8 * width) {
-        __m256 part[8];
-        for (__m256 & p : part) {
-            p = _mm256_setzero_ps();
-        }
-        for (int64_t i = 0; i < width; i += 8) {
-            const __m256 x = _mm256_load_ps(q + i);
+// Keys or values of one chunk: fp32, or 16-bit floats as they lie in the cache.
+struct Rows {
+    const char * first;
+    size_t       step;  // bytes from one to the next
+    int          count;
+    bool         half;
+
+    const char * at(int i) const { return first + step * size_t(std::min(i, count - 1)); }
+};
+
+// Elements i to i + 7 of a row.
+template <bool half>
+inline __m256 eight(const char * row, int64_t i) {
+    return half ? load_half(row + 2 * i) : _mm256_loadu_ps(reinterpret_cast<const float *>(row + 4 * i));
+}
+
+// score[r * kChunk + key] = q[r] . key for Q queries; up to 7 scores after the last key's repeat it, so
+// that there is a whole number of vectors. A loaded key serves all queries.
+template <int Q, bool half>
+void dot_rows(const float * q, int64_t width, const Rows & keys, float * score) {
+    constexpr int K   = Q == 1 ? 8 : 4;
+    const int     end = (keys.count + 7) / 8 * 8;
+    for (int key = 0; key < end; key += K) {
+        const char * row[K];
+        __m256       part[Q][K];
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) {
-                part[j] = _mm256_fmadd_ps(x, _mm256_load_ps(keys + j * width + i), part[j]);
+        for (int j = 0; j < K; j++) {
+            row[j] = keys.at(key + j);
+#pragma GCC unroll 3
+            for (int r = 0; r < Q; r++) {
+                part[r][j] = _mm256_setzero_ps();
             }
         }
-        _mm256_store_ps(score + key, sums(part));
-    }
-}
-
-// out += weight . values for `count` keys and N x 8 elements of each value.
-template <int N>
-void add_values(const float * weight, int count, const float * values, int64_t width, float factor, float * out) {
-    __m256       sum[N];
-    const __m256 keep = _mm256_set1_ps(factor);
+        for (int64_t i = 0; i < width; i += 8) {
+            __m256 x[Q];
+#pragma GCC unroll 3
+            for (int r = 0; r < Q; r++) {
+                x[r] = _mm256_load_ps(q + r * width + i);
+            }
 #pragma GCC unroll 8
-    for (int j = 0; j < N; j++) {
-        sum[j] = _mm256_mul_ps(_mm256_load_ps(out + 8 * j), keep);
-    }
-    for (int key = 0; key < count; key++, values += width) {
-        const __m256 w = _mm256_set1_ps(weight[key]);
-#pragma GCC unroll 8
-        for (int j = 0; j < N; j++) {
-            sum[j] = _mm256_fmadd_ps(w, _mm256_load_ps(values + 8 * j), sum[j]);
+            for (int j = 0; j < K; j++) {
+                const __m256 y = eight<half>(row[j], i);
+#pragma GCC unroll 3
+                for (int r = 0; r < Q; r++) {
+                    part[r][j] = _mm256_fmadd_ps(x[r], y, part[r][j]);
+                }
+            }
+        }
+#pragma GCC unroll 3
+        for (int r = 0; r < Q; r++) {
+#pragma GCC unroll 2
+            for (int j = 0; j < K; j += 4) {
+                _mm_store_ps(score + r * kChunk + key + j, sums(part[r][j], part[r][j + 1], part[r][j + 2], part[r][j + 3]));
+            }
         }
     }
+}
+
+// Queries that see keys of a chunk: out[r] = factor[r] * out[r] + weight[r * kChunk ...] . values.
+struct Shares {
+    const float * weight;
+    float         factor[kMostQueries];
+    float *       out[kMostQueries];
+};
+
+// For Q queries from `query` on and elements i to i + 8 N - 1; a loaded value serves all queries.
+template <int Q, int N, bool half>
+inline void add_elements(const Shares & shares, int query, const Rows & values, int64_t i) {
+    __m256 sum[Q][N];
+#pragma GCC unroll 3
+    for (int r = 0; r < Q; r++) {
 #pragma GCC unroll 8
-    for (int j = 0; j < N; j++) {
-        _mm256_store_ps(out + 8 * j, sum[j]);
+        for (int n = 0; n < N; n++) {
+            sum[r][n] = _mm256_mul_ps(_mm256_load_ps(shares.out[query + r] + i + 8 * n), _mm256_set1_ps(shares.factor[query + r]));
+        }
+    }
+    const char *  row    = values.first;
+    const float * weight = shares.weight + query * kChunk;
+    for (int key = 0; key < values.count; key++, row += values.step) {
+        __m256 w[Q];
+#pragma GCC unroll 3
+        for (int r = 0; r < Q; r++) {
+            w[r] = _mm256_set1_ps(weight[r * kChunk + key]);
+        }
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) {
+            const __m256 y = eight<half>(row, i + 8 * n);
+#pragma GCC unroll 3
+            for (int r = 0; r < Q; r++) {
+                sum[r][n] = _mm256_fmadd_ps(w[r], y, sum[r][n]);
+            }
+        }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < Q; r++) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) {
+            _mm256_store_ps(shares.out[query + r] + i + 8 * n, sum[r][n]);
+        }
     }
 }
 
-void add_values(const float * weight, int count, const float * values, int64_t width, float factor, float * out) {
-    int64_t i = 0;
-    for (; i + 64 <= width; i += 64) {
-        add_values<8>(weight, count, values + i, width, factor, out + i);
-    }
-    for (; i + 32 <= width; i += 32) {
-        add_values<4>(weight, count, values + i, width, factor, out + i);
+template <int Q, bool half>
+void add_rows(const Shares & shares, int query, const Rows & values, int64_t width) {
+    constexpr int N = Q == 1 ? 8 : 4;
+    int64_t       i = 0;
+    for (; i + 8 * N <= width; i += 8 * N) {
+        add_elements<Q, N, half>(shares, query, values, i);
     }
     for (; i < width; i += 8) {
-        add_values<1>(weight, count, values + i, width, factor, out + i);
+        add_elements<Q, 1, half>(shares, query, values, i);
     }
+}
+
+// Calls visit(first, count) for groups of 1 to 3 of nearly equal size: three queries by four
+// vectors fill the registers.
+template <class Visit>
+void in_threes(int all, Visit visit) {
+    int groups = (all + 2) / 3;
+    for (int first = 0; groups > 0; groups--) {
+        const int count = (all - first + groups - 1) / groups;
+        visit(first, count);
+        first += count;
+    }
+}
+
+void dot_all(const float * q, int queries, int64_t width, const Rows & keys, float * score) {
+    in_threes(queries, [&](int first, int count) {
+        const float * from = q + first * width;
+        float *       to   = score + first * kChunk;
+        switch (count + (keys.half ? 3 : 0)) {
+            case 1: dot_rows<1, false>(from, width, keys, to); break;
+            case 2: dot_rows<2, false>(from, width, keys, to); break;
+            case 3: dot_rows<3, false>(from, width, keys, to); break;
+            case 4: dot_rows<1, true>(from, width, keys, to); break;
+            case 5: dot_rows<2, true>(from, width, keys, to); break;
+            default: dot_rows<3, true>(from, width, keys, to); break;
+        }
+    });
+}
+
+void add_all(const Shares & shares, int queries, const Rows & values, int64_t width) {
+    in_threes(queries, [&](int first, int count) {
+        switch (count + (values.half ? 3 : 0)) {
+            case 1: add_rows<1, false>(shares, first, values, width); break;
+            case 2: add_rows<2, false>(shares, first, values, width); break;
+            case 3: add_rows<3, false>(shares, first, values, width); break;
+            case 4: add_rows<1, true>(shares, first, values, width); break;
+            case 5: add_rows<2, true>(shares, first, values, width); break;
+            default: add_rows<3, true>(shares, first, values, width); break;
+        }
+    });
 }
 
 const char * at(const Tensor * t, int64_t i1, int64_t i2, int64_t i3) {
@@ -191,15 +287,27 @@ const uint16_t * mask_row(const Tensor * mask, int64_t row, int64_t head, int64_
 
 constexpr uint16_t kHalfMinusInfinity = 0xFC00;
 
-// First and one past the last key that a row may see.
+// Whether 16 masks, or fewer at the end, all hide their keys.
+inline bool all_hidden(const uint16_t * mask, int64_t from, int64_t to) {
+    if (to - from == 16) {
+        const __m256i same = _mm256_cmpeq_epi16(load(mask + from), _mm256_set1_epi16(int16_t(kHalfMinusInfinity)));
+        return _mm256_movemask_epi8(same) == -1;
+    }
+    return std::all_of(mask + from, mask + to, [](uint16_t m) { return m == kHalfMinusInfinity; });
+}
+
+// First and one past the last key that a row may see; up to 15 hidden ones may stand before the first.
 void visible(const uint16_t * mask, int64_t keys, int64_t & first, int64_t & end) {
     end = keys;
+    while (end > 0 && all_hidden(mask, (end - 1) / 16 * 16, end)) {
+        end = (end - 1) / 16 * 16;
+    }
     while (end > 0 && mask[end - 1] == kHalfMinusInfinity) {
         end--;
     }
     first = 0;
-    while (first < end && mask[first] == kHalfMinusInfinity) {
-        first++;
+    while (first < end && all_hidden(mask, first, std::min(first + 16, end))) {
+        first = std::min(first + 16, end);
     }
 }
 
@@ -208,6 +316,7 @@ struct Work {
     float * values;  // chunk x value width
     float * q;       // queries x width
     float * out;     // queries x value width
+    float * scores;  // queries x chunk
 };
 
 float * take(uint8_t *& from, int64_t floats) {
@@ -230,12 +339,14 @@ class Item {
             std::fill_n(w_.out + i * s_.value_width, s_.value_width, 0.0f);
             top_[i]    = kNone;
             weight_[i] = 0.0f;
-            int64_t from = 0, to = s_.keys;
-            if (s_.mask != nullptr) {
-                visible(mask_row(s_.mask, row_of(i), head_of(i), sequence_), s_.keys, from, to);
+            if (has_own_mask(i)) {
+                int64_t from = 0, to = s_.keys;
+                if (s_.mask != nullptr) {
+                    visible(mask_row(s_.mask, row_of(i), head_of(i), sequence_), s_.keys, from, to);
+                }
+                first = std::min(first, from);
+                end   = std::max(end, to);
             }
-            first = std::min(first, from);
-            end   = std::max(end, to);
         }
         for (int64_t key = first / kChunk * kChunk; key < end; key += kChunk) {
             chunk(key, int(std::min<int64_t>(kChunk, end - key)));
@@ -249,55 +360,79 @@ class Item {
     int64_t head_of(int i) const { return head_ + i % heads_; }
     int64_t row_of(int i) const { return row_ + i / heads_; }
 
-    void chunk(int64_t key, int count) {
-        const int64_t k_head = head_ / s_.shared, k_sequence = sequence_ / (s_.q->ne[3] / s_.k->ne[3]);
-        const int64_t v_head = head_ / (s_.heads / s_.v->ne[2]), v_sequence = sequence_ / (s_.q->ne[3] / s_.v->ne[3]);
+    // Whether the mask is not the one of the query before.
+    bool has_own_mask(int i) const { return i % heads_ == 0 || (s_.mask != nullptr && s_.mask->ne[2] > 1); }
+
+    // `count` rows of a cache from `first` on. What few queries read is widened where it is read.
+    Rows rows_of(const Tensor * cache, int64_t head, int64_t sequence, int64_t first, int count, float * wide) const {
+        const char * from = at(cache, first, head, sequence);
+        if (cache->type == F32 || (cache->type == F16 && queries_ <= kFewQueries)) {
+            return {from, cache->nb[1], count, cache->type == F16};
+        }
+        const int64_t width = cache->ne[0];
         for (int j = 0; j < count; j++) {
-            widen(s_.k->type, at(s_.k, key + j, k_head, k_sequence), s_.width, w_.keys + j * s_.width);
-            widen(s_.v->type, at(s_.v, key + j, v_head, v_sequence), s_.value_width, w_.values + j * s_.value_width);
+            widen(cache->type, from + size_t(j) * cache->nb[1], width, wide + j * width);
         }
-        for (int j = count; j < kChunk; j++) {
-            std::fill_n(w_.keys + j * s_.width, s_.width, 0.0f);
-        }
+        return {reinterpret_cast<const char *>(wide), size_t(width) * sizeof(float), count, false};
+    }
+
+    void chunk(int64_t key, int count) {
+        const Tensor * k = s_.k, * v = s_.v;
+        const Rows     keys = rows_of(k, head_ / (s_.heads / k->ne[2]), sequence_ / (s_.q->ne[3] / k->ne[3]), key, count, w_.keys);
+        const Rows     values = rows_of(v, head_ / (s_.heads / v->ne[2]), sequence_ / (s_.q->ne[3] / v->ne[3]), key, count, w_.values);
+        dot_all(w_.q, queries_, s_.width, keys, w_.scores);
         float scale;
         std::memcpy(&scale, op_->op_params, sizeof scale);
+        alignas(32) float extra[kChunk];
+        Shares            shares;
+        shares.weight = w_.scores;
+        int active    = 0;  // queries that see any of these keys; their weights move up to the front
         for (int i = 0; i < queries_; i++) {
-            alignas(32) float score[kChunk];
-            dot_chunk(w_.q + i * s_.width, w_.keys, s_.width, score);
             const uint16_t * mask = s_.mask == nullptr ? nullptr : mask_row(s_.mask, row_of(i), head_of(i), sequence_) + key;
-            const float      top  = std::max(top_[i], scores(score, mask, count, scale));
+            if (has_own_mask(i)) {
+                read_mask(mask, count, extra);
+            }
+            float *     score = w_.scores + i * kChunk;
+            const float top   = std::max(top_[i], add_mask(score, extra, count, scale));
             if (top == kNone) {
                 continue;
             }
             const float factor = top_[i] == kNone ? 0.0f : exponential(top_[i] - top);
             __m256      sum    = _mm256_setzero_ps();
-            for (int j = 0; j < kChunk; j += 8) {
+            for (int j = 0; j < count; j += 8) {
                 const __m256 weight = exponential(_mm256_sub_ps(_mm256_load_ps(score + j), _mm256_set1_ps(top)));
-                _mm256_store_ps(score + j, weight);
+                _mm256_store_ps(w_.scores + active * kChunk + j, weight);
                 sum = _mm256_add_ps(sum, weight);
             }
-            top_[i]    = top;
-            weight_[i] = weight_[i] * factor + total(sum);
-            add_values(score, count, w_.values, s_.value_width, factor, w_.out + i * s_.value_width);
+            top_[i]               = top;
+            weight_[i]            = weight_[i] * factor + total(sum);
+            shares.factor[active] = factor;
+            shares.out[active++]  = w_.out + i * s_.value_width;
+        }
+        add_all(shares, active, values, s_.value_width);
+    }
+
+    // What is added to the scores; up to 7 keys from `count` on get -infinity.
+    static void read_mask(const uint16_t * mask, int count, float * extra) {
+        alignas(16) uint16_t halves[8];
+        for (int j = 0; j < count; j += 8) {
+            const int left = std::min(8, count - j);
+            if (left < 8) {
+                std::fill(halves, halves + 8, kHalfMinusInfinity);
+            }
+            if (mask == nullptr) {
+                std::fill(halves, halves + left, uint16_t(0));
+            } else {
+                std::memcpy(halves, mask + j, size_t(left) * sizeof(uint16_t));
+            }
+            _mm256_store_ps(extra + j, load_half(halves));
         }
     }
 
-    // Scales and masks the scores; keys from `count` on get -infinity. Returns the largest.
-    static float scores(float * score, const uint16_t * mask, int count, float scale) {
-        alignas(32) float extra[kChunk];
-        for (int j = 0; j < kChunk; j++) {
-            extra[j] = j < count ? 0.0f : kNone;
-        }
-        if (mask != nullptr) {
-            alignas(16) uint16_t halves[kChunk];
-            std::fill(halves + count, halves + kChunk, kHalfMinusInfinity);
-            std::memcpy(halves, mask, size_t(count) * sizeof(uint16_t));
-            for (int j = 0; j < kChunk; j += 8) {
-                _mm256_store_ps(extra + j, load_half(halves + j));
-            }
-        }
+    // Scales and masks the scores; returns the largest.
+    static float add_mask(float * score, const float * extra, int count, float scale) {
         __m256 top = _mm256_set1_ps(kNone);
-        for (int j = 0; j < kChunk; j += 8) {
+        for (int j = 0; j < count; j += 8) {
             const __m256 x = _mm256_fmadd_ps(_mm256_load_ps(score + j), _mm256_set1_ps(scale), _mm256_load_ps(extra + j));
             _mm256_store_ps(score + j, x);
             top = _mm256_max_ps(top, x);
@@ -345,7 +480,7 @@ bool takes(const Tensor * op) {
 
 size_t work_bytes(const Tensor * op) {
     const Shape s(op);
-    return size_t((kChunk + kMostQueries) * (s.width + s.value_width)) * sizeof(float) + 4 * 64;
+    return size_t((kChunk + kMostQueries) * (s.width + s.value_width) + kMostQueries * kChunk) * sizeof(float) + 5 * 64;
 }
 
 void compute(const Params * params, Tensor * op, uint8_t * work) {
@@ -355,6 +490,7 @@ void compute(const Params * params, Tensor * op, uint8_t * work) {
     w.values = take(work, kChunk * s.value_width);
     w.q      = take(work, kMostQueries * s.width);
     w.out    = take(work, kMostQueries * s.value_width);
+    w.scores = take(work, kMostQueries * kChunk);
     const Cut cut = choose_cut(s, params->nth);
     // Later rows see more keys, so the items go round the threads in turn.
     for (int64_t item = params->ith; item < cut.items; item += params->nth) {

@@ -33,64 +33,44 @@ inline __m256i widen(const uint8_t * from) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
 }
 
-struct Panel {
-    const uint8_t * panel;
-    int64_t         units;
-    const uint8_t * prepared;
-    size_t          row_bytes;
-    float *         result;
-    size_t          result_step;
-    int             outputs;
+struct Unit {
+    using Inputs = Inputs16;
+    static constexpr size_t kBytes  = kUnit;
+    static constexpr int    kBlocks = 1;
+    static constexpr int    kRows   = kMostRows;
+
+    static float scale(const Inputs16 *) { return 1.0f; }
 
     template <int R>
-    void run(int64_t row) const {
-        const Inputs16 * x[R];
-        __m256           value[R][2];
-        for (int r = 0; r < R; r++) {
-            x[r]        = reinterpret_cast<const Inputs16 *>(prepared + (row + r) * row_bytes);
-            value[r][0] = value[r][1] = _mm256_setzero_ps();
-        }
-        for (const uint8_t * unit = panel, * end = panel + units * kUnit; unit < end; unit += kUnit) {
-            __m256i sum[R][2];
+    static void add(const uint8_t * unit, const Inputs16 * const (&x)[R], __m256 (&value)[R][2]) {
+        __m256i sum[R][2];
 #pragma GCC unroll 16
-            for (int pair = 0; pair < 16; pair++) {
-                const __m256i w[2] = {widen(unit + kWeights + 32 * pair), widen(unit + kWeights + 32 * pair + 16)};
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) {
-                    const __m256i a = repeat32(x[r]->q + 2 * pair);
-#pragma GCC unroll 2
-                    for (int h = 0; h < 2; h++) {
-                        const __m256i product = _mm256_madd_epi16(w[h], a);
-                        sum[r][h] = pair == 0 ? product : plus32(sum[r][h], product);
-                    }
-                }
-            }
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                const __m256 scale = load_half(unit + 16 * h);
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) {
-                    const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x[r]->scale));
-                    value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), both, value[r][h]);
-                }
-            }
+        for (int pair = 0; pair < 16; pair++) {
+            const __m256i w[2] = {widen(unit + kWeights + 32 * pair), widen(unit + kWeights + 32 * pair + 16)};
+#pragma GCC unroll 6
             for (int r = 0; r < R; r++) {
-                x[r]++;
+                const __m256i a = repeat32(x[r]->q + 2 * pair);
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++) {
+                    const __m256i product = _mm256_madd_epi16(w[h], a);
+                    sum[r][h] = pair == 0 ? product : plus32(sum[r][h], product);
+                }
             }
         }
-        for (int r = 0; r < R; r++) {
-            store_panel(result + (row + r) * result_step, value[r], outputs);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            const __m256 scale = load_half(unit + 16 * h);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x[r]->scale));
+                value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), both, value[r][h]);
+            }
         }
     }
 };
 
-void multiply(const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t row_bytes, int64_t rows,
-              float * result, size_t result_step, int outputs) {
-    in_row_groups(rows, Panel{panel, inputs / 32, prepared, row_bytes, result, result_step, outputs});
-}
-
 }  // namespace
 
-const Kernel kAvx2Q8_0 = {Q8_0, 32, kUnit, kSource, sizeof(Inputs16), pack, unpack, prepare16, multiply};
+const Kernel kAvx2Q8_0 = {Q8_0, 32, kUnit, kSource, sizeof(Inputs16), pack, unpack, prepare16, multiply<Unit, 32>};
 
 }  // namespace dspine

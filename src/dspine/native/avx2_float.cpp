@@ -26,47 +26,29 @@ inline __m256 widen(const uint8_t * from) {
 }
 
 template <bool brain>
-struct Panel {
-    const uint8_t * panel;
-    int64_t         inputs;
-    const uint8_t * prepared;
-    size_t          row_bytes;
-    float *         result;
-    size_t          result_step;
-    int             outputs;
+struct Unit {
+    using Inputs = float;
+    static constexpr size_t kBytes  = 32;
+    static constexpr int    kBlocks = 1;
+    static constexpr int    kRows   = kFewerRows;
+
+    static float scale(const float *) { return 1.0f; }
 
     template <int R>
-    void run(int64_t row) const {
-        const float * x[R];
-        __m256        value[R][2];
-        for (int r = 0; r < R; r++) {
-            x[r]        = reinterpret_cast<const float *>(prepared + (row + r) * row_bytes);
-            value[r][0] = value[r][1] = _mm256_setzero_ps();
-        }
-        for (int64_t i = 0; i < inputs; i++) {
-            const __m256 w[2] = {widen<brain>(panel + 32 * i), widen<brain>(panel + 32 * i + 16)};
+    static void add(const uint8_t * unit, const float * const (&x)[R], __m256 (&value)[R][2]) {
+        const __m256 w[2] = {widen<brain>(unit), widen<brain>(unit + 16)};
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                const __m256 a = _mm256_set1_ps(x[r][i]);
-                value[r][0]    = _mm256_fmadd_ps(w[0], a, value[r][0]);
-                value[r][1]    = _mm256_fmadd_ps(w[1], a, value[r][1]);
-            }
-        }
         for (int r = 0; r < R; r++) {
-            store_panel(result + (row + r) * result_step, value[r], outputs);
+            const __m256 a = _mm256_set1_ps(*x[r]);
+            value[r][0]    = _mm256_fmadd_ps(w[0], a, value[r][0]);
+            value[r][1]    = _mm256_fmadd_ps(w[1], a, value[r][1]);
         }
     }
 };
 
-template <bool brain>
-void multiply(const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t row_bytes, int64_t rows,
-              float * result, size_t result_step, int outputs) {
-    in_row_groups(rows, Panel<brain>{panel, inputs, prepared, row_bytes, result, result_step, outputs});
-}
-
 }  // namespace
 
-const Kernel kAvx2F16  = {F16, 1, 32, 2, sizeof(float), pack, unpack, prepare, multiply<false>};
-const Kernel kAvx2BF16 = {BF16, 1, 32, 2, sizeof(float), pack, unpack, prepare, multiply<true>};
+const Kernel kAvx2F16  = {F16, 1, 32, 2, sizeof(float), pack, unpack, prepare, multiply<Unit<false>, 1>};
+const Kernel kAvx2BF16 = {BF16, 1, 32, 2, sizeof(float), pack, unpack, prepare, multiply<Unit<true>, 1>};
 
 }  // namespace dspine

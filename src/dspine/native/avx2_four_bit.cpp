@@ -70,111 +70,80 @@ void unpack(const uint8_t * unit, int lane, uint8_t * source) {
     }
 }
 
-// Integer sums over 32 inputs. Sixteen bits hold eight products of a 4-bit weight (15 * 127 * 2 * 8)
-// but only four of a 5-bit one (31 * 127 * 2 * 4).
-template <Kind kind, int R>
-inline void dot(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256i (&sum)[R][2]) {
-    using L            = Layout<kind>;
-    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), bit = _mm256_set1_epi8(16);
-    const uint8_t * nibbles = unit + L::kNibbles;
-    __m256i         part[R][2];
-#pragma GCC unroll 4
-    for (int group = 0; group < 4; group++) {
-        const __m256i w0 = load(nibbles + 64 * group), w1 = load(nibbles + 64 * group + 32);
-        __m256i low[2]  = {_mm256_and_si256(w0, mask), _mm256_and_si256(w1, mask)};
-        __m256i high[2] = {_mm256_and_si256(_mm256_srli_epi16(w0, 4), mask),
-                           _mm256_and_si256(_mm256_srli_epi16(w1, 4), mask)};
-        if (kind == Kind::q5_0) {
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                const __m256i fifth = load(unit + L::kFifth + 32 * h);
-                low[h]  = _mm256_or_si256(low[h], _mm256_and_si256(_mm256_slli_epi16(fifth, 4 - group), bit));
-                high[h] = _mm256_or_si256(high[h], _mm256_and_si256(_mm256_srli_epi16(fifth, group), bit));
-            }
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            __m256i a = repeat32(x[r]->q + 4 * group);
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                const __m256i product = _mm256_maddubs_epi16(low[h], a);
-                const bool first = group == 0 || (kind == Kind::q5_0 && group == 2);
-                part[r][h] = first ? product : plus16(part[r][h], product);
-            }
-            a = repeat32(x[r]->q + 16 + 4 * group);
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                part[r][h] = plus16(part[r][h], _mm256_maddubs_epi16(high[h], a));
-            }
-        }
-        if (group == 3 || (kind == Kind::q5_0 && group == 1)) {
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-                for (int h = 0; h < 2; h++) {
-                    const __m256i wide = _mm256_madd_epi16(part[r][h], ones);
-                    sum[r][h] = kind == Kind::q5_0 && group == 3 ? _mm256_add_epi32(sum[r][h], wide) : wide;
-                }
-            }
-        }
-    }
-}
-
+// Sixteen bits hold eight products of a 4-bit weight (15 * 127 * 2 * 8), but only four of a 5-bit one
+// (31 * 127 * 2 * 4).
 template <Kind kind>
-struct Panel {
-    const uint8_t * panel;
-    int64_t         units;
-    const uint8_t * prepared;
-    size_t          row_bytes;
-    float *         result;
-    size_t          result_step;
-    int             outputs;
+struct Unit {
+    using L      = Layout<kind>;
+    using Inputs = Inputs8;
+    static constexpr size_t kBytes  = L::kUnit;
+    static constexpr int    kBlocks = 1;
+    static constexpr int    kRows   = kind == Kind::q5_0 ? kFewerRows : kMostRows;
+
+    static float scale(const Inputs8 * x) { return x->row; }
+
+    // Four inputs of 8 outputs: the low or the high nibbles of a group.
+    static __m256i weights(const uint8_t * unit, int group, int half, bool high) {
+        const __m256i raw  = load(unit + L::kNibbles + 64 * group + 32 * half);
+        const __m256i four = _mm256_and_si256(high ? _mm256_srli_epi16(raw, 4) : raw, _mm256_set1_epi8(15));
+        if (kind != Kind::q5_0) {
+            return four;
+        }
+        const __m256i fifth = load(unit + L::kFifth + 32 * half);
+        const __m256i moved = high ? _mm256_srli_epi16(fifth, group) : _mm256_slli_epi16(fifth, 4 - group);
+        return _mm256_or_si256(four, _mm256_and_si256(moved, _mm256_set1_epi8(16)));
+    }
 
     template <int R>
-    void run(int64_t row) const {
-        using L = Layout<kind>;
-        const Inputs8 * x[R];
-        __m256          value[R][2];
-        for (int r = 0; r < R; r++) {
-            x[r]        = reinterpret_cast<const Inputs8 *>(prepared + (row + r) * row_bytes);
-            value[r][0] = value[r][1] = _mm256_setzero_ps();
-        }
-        for (const uint8_t * unit = panel, * end = panel + units * L::kUnit; unit < end; unit += L::kUnit) {
-            __m256i sum[R][2];
-            dot<kind, R>(unit, x, sum);
+    static void add(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
+        constexpr int kFlush = kind == Kind::q5_0 ? 4 : 8;  // products that 16 bits hold
+        __m256i       part[R][2], sum[R][2];
+#pragma GCC unroll 8
+        for (int step = 0; step < 8; step++) {
+            const int     group = step / 2;
+            const bool    high  = step % 2 == 1;
+            const __m256i w[2]  = {weights(unit, group, 0, high), weights(unit, group, 1, high)};
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                const __m256i a = repeat32(x[r]->q + 16 * high + 4 * group);
 #pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                const __m256 scale   = load_half(unit + L::kScale + 16 * h);
-                const __m256 minimum = kind == Kind::q4_1   ? load_half(unit + L::kMinimum + 16 * h)
-                                       : kind == Kind::q4_0 ? _mm256_mul_ps(scale, _mm256_set1_ps(-8.0f))
-                                                            : _mm256_mul_ps(scale, _mm256_set1_ps(-16.0f));
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) {
-                    const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x[r]->scale));
-                    value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), both, value[r][h]);
-                    value[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(x[r]->sum), value[r][h]);
+                for (int h = 0; h < 2; h++) {
+                    const __m256i product = _mm256_maddubs_epi16(w[h], a);
+                    part[r][h] = step % kFlush == 0 ? product : plus16(part[r][h], product);
                 }
             }
+            if (step % kFlush != kFlush - 1) {
+                continue;
+            }
+#pragma GCC unroll 6
             for (int r = 0; r < R; r++) {
-                x[r]++;
+                const __m256i factor = repeat32(x[r]->factor);
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++) {
+                    const __m256i wide = _mm256_madd_epi16(part[r][h], factor);
+                    sum[r][h] = step < kFlush ? wide : _mm256_add_epi32(sum[r][h], wide);
+                }
             }
         }
-        for (int r = 0; r < R; r++) {
-            store_panel(result + (row + r) * result_step, value[r], outputs);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            const __m256 scale   = load_half(unit + L::kScale + 16 * h);
+            const __m256 minimum = kind == Kind::q4_1   ? load_half(unit + L::kMinimum + 16 * h)
+                                   : kind == Kind::q4_0 ? _mm256_mul_ps(scale, _mm256_set1_ps(-8.0f))
+                                                        : _mm256_mul_ps(scale, _mm256_set1_ps(-16.0f));
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), scale, value[r][h]);
+                value[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(x[r]->sum), value[r][h]);
+            }
         }
     }
 };
 
 template <Kind kind>
-void multiply(const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t row_bytes, int64_t rows,
-              float * result, size_t result_step, int outputs) {
-    in_row_groups(rows, Panel<kind>{panel, inputs / 32, prepared, row_bytes, result, result_step, outputs});
-}
-
-template <Kind kind>
 constexpr Kernel kernel(int type) {
     using L = Layout<kind>;
-    return {type, 32, L::kUnit, L::kSource, sizeof(Inputs8), pack<kind>, unpack<kind>, prepare8, multiply<kind>};
+    return {type, 32, L::kUnit, L::kSource, sizeof(Inputs8), pack<kind>, unpack<kind>, prepare8, multiply<Unit<kind>, 32>};
 }
 
 }  // namespace

@@ -163,11 +163,12 @@ constexpr int kFlush = kind == Kind::q4_k ? 8 : kind == Kind::q5_k ? 4 : 2;
 template <Kind kind>
 constexpr int kScaled = kind == Kind::q6_k ? 4 : 8;
 
+// Not inlined: one function for all of a unit takes minutes to compile, and the values would be kept
+// in memory all the same.
 template <Kind kind, int set, bool high, int R>
-inline void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
+__attribute__((noinline)) void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
     using L             = Layout<kind>;
     constexpr int index = SubBlock<kind, set, high>::kIndex;
-    const __m256i ones  = _mm256_set1_epi16(1);
     __m256i       part[R][2], sum[R][2];
 #pragma GCC unroll 8
     for (int group = 0; group < 8; group++) {
@@ -180,7 +181,7 @@ inline void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], _
                 const __m256i product = _mm256_maddubs_epi16(w[h], a);
                 part[r][h] = group % kFlush<kind> == 0 ? product : plus16(part[r][h], product);
                 if (group % kFlush<kind> == kFlush<kind> - 1) {
-                    const __m256i wide = _mm256_madd_epi16(part[r][h], ones);
+                    const __m256i wide = _mm256_madd_epi16(part[r][h], repeat32(x[r][index].factor));
                     const bool    first = group % kScaled<kind> < kFlush<kind>;
                     sum[r][h]           = first ? wide : plus32(sum[r][h], wide);
                 }
@@ -207,9 +208,8 @@ inline void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], _
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 const Inputs8 & in    = x[r][index];
-                const __m256    both  = _mm256_mul_ps(scale, _mm256_set1_ps(in.scale));
                 const float     total = L::kSix ? in.half[group / 4] : in.sum;
-                value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), both, value[r][h]);
+                value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), scale, value[r][h]);
                 value[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(total), value[r][h]);
             }
         }
@@ -217,53 +217,31 @@ inline void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], _
 }
 
 template <Kind kind>
-struct Panel {
-    const uint8_t * panel;
-    int64_t         units;
-    const uint8_t * prepared;
-    size_t          row_bytes;
-    float *         result;
-    size_t          result_step;
-    int             outputs;
+struct Unit {
+    using Inputs = Inputs8;
+    static constexpr size_t kBytes  = Layout<kind>::kUnit;
+    static constexpr int    kBlocks = 8;
+    static constexpr int    kRows   = kFewerRows;
+
+    static float scale(const Inputs8 * x) { return x->row; }
 
     template <int R>
-    void run(int64_t row) const {
-        using L = Layout<kind>;
-        const Inputs8 * x[R];
-        __m256          value[R][2];
-        for (int r = 0; r < R; r++) {
-            x[r]        = reinterpret_cast<const Inputs8 *>(prepared + (row + r) * row_bytes);
-            value[r][0] = value[r][1] = _mm256_setzero_ps();
-        }
-        for (const uint8_t * unit = panel, * end = panel + units * L::kUnit; unit < end; unit += L::kUnit) {
-            add_sub_block<kind, 0, false, R>(unit, x, value);
-            add_sub_block<kind, 0, true, R>(unit, x, value);
-            add_sub_block<kind, 1, false, R>(unit, x, value);
-            add_sub_block<kind, 1, true, R>(unit, x, value);
-            add_sub_block<kind, 2, false, R>(unit, x, value);
-            add_sub_block<kind, 2, true, R>(unit, x, value);
-            add_sub_block<kind, 3, false, R>(unit, x, value);
-            add_sub_block<kind, 3, true, R>(unit, x, value);
-            for (int r = 0; r < R; r++) {
-                x[r] += 8;
-            }
-        }
-        for (int r = 0; r < R; r++) {
-            store_panel(result + (row + r) * result_step, value[r], outputs);
-        }
+    static void add(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
+        add_sub_block<kind, 0, false, R>(unit, x, value);
+        add_sub_block<kind, 0, true, R>(unit, x, value);
+        add_sub_block<kind, 1, false, R>(unit, x, value);
+        add_sub_block<kind, 1, true, R>(unit, x, value);
+        add_sub_block<kind, 2, false, R>(unit, x, value);
+        add_sub_block<kind, 2, true, R>(unit, x, value);
+        add_sub_block<kind, 3, false, R>(unit, x, value);
+        add_sub_block<kind, 3, true, R>(unit, x, value);
     }
 };
 
 template <Kind kind>
-void multiply(const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t row_bytes, int64_t rows,
-              float * result, size_t result_step, int outputs) {
-    in_row_groups(rows, Panel<kind>{panel, inputs / 256, prepared, row_bytes, result, result_step, outputs});
-}
-
-template <Kind kind>
 constexpr Kernel kernel(int type) {
     using L = Layout<kind>;
-    return {type, 256, L::kUnit, L::kSource, 8 * sizeof(Inputs8), pack<kind>, unpack<kind>, prepare8, multiply<kind>};
+    return {type, 256, L::kUnit, L::kSource, 8 * sizeof(Inputs8), pack<kind>, unpack<kind>, prepare8, multiply<Unit<kind>, 256>};
 }
 
 }  // namespace
