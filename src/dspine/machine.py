@@ -1,4 +1,4 @@
-"""Facts about this machine: its processor and cores, and the folder where measurements are kept."""
+"""Facts about this machine: its processor and cores, and the folders where something is kept."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def cache_folder() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "dspine"
+
+
+def state_folder() -> Path:
+    """Where the traces of a person's work are kept, such as what was typed."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".local" / "state") / "dspine"
 
 
 def cpu_model() -> str:

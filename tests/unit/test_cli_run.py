@@ -326,4 +326,4 @@ def test_a_system_message_makes_the_prompt_a_conversation() -> None:
         {"role": "user", "content": "hi"},
     ]
     assert requests[1].prompt == "hi"
-    assert requests[1].max_tokens is None
+    assert requests[1].answer.max_tokens is None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from dspine.cli import INTERRUPTED, convert, doctor, inspect, run, train
+from dspine.cli import INTERRUPTED, chat, convert, doctor, inspect, run, train
 from dspine.errors import DspineError
 
 TRAINING_MODULES = ("torch", "safetensors")
@@ -22,8 +22,8 @@ def cli() -> None:
     """Make a local model answer faster without changing what it says."""
 
 
-for command in (run.command, doctor.command, inspect.command, convert.command, train.command):
-    cli.add_command(command)
+for module in (run, chat, doctor, inspect, convert, train):
+    cli.add_command(module.command)
 
 
 def main() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dspine.cli import INTERRUPTED
 from dspine.cli.compare import print_comparison
+from dspine.cli.interrupts import cancel_on_interrupt
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json, speed_line, warn
 from dspine.cli.session import open_engine, open_session, read_request
@@ -37,22 +34,17 @@ def command(options: Options, prompt_argument: str | None) -> int:
         if options.switch("compare"):
             comparison = engine.compare(
                 request.prompt,
-                max_tokens=request.max_tokens,
-                stop=request.stop,
-                grammar=request.grammar,
                 raw=request.raw,
-                sampling=request.sampling,
+                **request.answer.arguments(),
                 cancel=cancel,
                 on_start=None if options.switch("json") else announce,
             )
             return print_comparison(comparison, as_json=options.switch("json"))
         limits: dict[str, Any] = {
-            "max_tokens": request.max_tokens,
-            "stop": request.stop,
-            "grammar": request.grammar,
+            **request.answer.arguments(),
             "logprobs": request.logprobs,
             "plain": options.switch("plain"),
-            "sampling": request.sampling,
+            "cache_prompt": not options.switch("no_cache_prompt"),
             "cancel": cancel,
         }
         session = None
@@ -68,23 +60,6 @@ def command(options: Options, prompt_argument: str | None) -> int:
         if session is not None and file is not None:
             session.save(file, overwrite=True)
         return code
-
-
-@contextmanager
-def cancel_on_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C ends the answer after the step that runs, the second one at once."""
-    cancel = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-
-    def request(_number: int, _frame: FrameType | None) -> None:
-        cancel.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, request)
-    try:
-        yield cancel
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def announce(way: str) -> None:

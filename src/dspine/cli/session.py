@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dspine.cli.options import Options
 from dspine.cli.prompt import read_prompt, read_text
@@ -21,6 +23,23 @@ if TYPE_CHECKING:
 
 FLASH_ATTENTION = {"auto": None, "on": True, "off": False}
 
+TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+"""What a chat template gets from us."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What `run` and `chat` have in common of `Engine.generate`."""
+
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    grammar: GrammarOptions | None
+    sampling: SamplingOptions
+    variables: Mapping[str, Any]
+
+    def arguments(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -30,18 +49,13 @@ class Request:
     text: str
     """What the user said, without a system message."""
     raw: bool
-    max_tokens: int | None
-    stop: tuple[str, ...]
-    grammar: GrammarOptions | None
     logprobs: int | None
-    sampling: SamplingOptions
+    answer: AnswerOptions
 
 
 def read_request(options: Options, argument: str | None, standard_input: TextIO) -> Request:
     """Prompt and limits; UsageError for what does not go together."""
-    count, raw, system = options.number("predict"), options.switch("raw"), options.text("system")
-    if count == 0:
-        raise UsageError("-n is 0: ask for at least 1 token, or -1 for no limit")
+    raw, system = options.switch("raw"), options.text("system")
     if raw and system is not None:
         raise UsageError("--raw and --system exclude each other: raw text has no system message")
     logprobs = options.number("logprobs")
@@ -51,20 +65,52 @@ def read_request(options: Options, argument: str | None, standard_input: TextIO)
     for other in ("raw", "compare"):
         if file is not None and options.switch(other):
             raise UsageError(f"--session and --{other} exclude each other")
-    if file is not None and not file.parent.is_dir():
-        raise UsageError(f"the folder of --session {file} does not exist: create it first")
+    check_session_file(file)
     text = read_prompt(argument, options.text("prompt"), options.path("file"), standard_input)
     user = {"role": "user", "content": text}
     return Request(
         prompt=text if system is None else [{"role": "system", "content": system}, user],
         text=text,
         raw=raw,
+        logprobs=None if logprobs < 0 else logprobs,
+        answer=read_answer(options),
+    )
+
+
+def read_answer(options: Options) -> AnswerOptions:
+    """Limits, constraint and sampling; UsageError for what cannot be."""
+    count = options.number("predict")
+    if count == 0:
+        raise UsageError("-n is 0: ask for at least 1 token, or -1 for no limit")
+    return AnswerOptions(
         max_tokens=None if count < 0 else count,
         stop=options.texts("stop"),
         grammar=read_grammar(options),
-        logprobs=None if logprobs < 0 else logprobs,
         sampling=read_sampling(options),
+        variables=read_variables(options.text("chat_template_kwargs")),
     )
+
+
+def read_variables(text: str | None) -> dict[str, Any]:
+    """Variables of the chat template from a JSON object."""
+    try:
+        found = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--chat-template-kwargs is not JSON: {error}; check its quotes and commas"
+        ) from None
+    if not isinstance(found, dict) or not TEMPLATE_OWN.isdisjoint(found):
+        raise UsageError(
+            f"--chat-template-kwargs is {text!r}: give a JSON object, without the names "
+            f"{', '.join(sorted(TEMPLATE_OWN))}"
+        )
+    return found
+
+
+def check_session_file(file: Path | None) -> None:
+    """UsageError when a conversation could not be written there."""
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"the folder of --session {file} does not exist: create it first")
 
 
 def read_grammar(options: Options) -> GrammarOptions | None:
@@ -91,11 +137,11 @@ def read_grammar(options: Options) -> GrammarOptions | None:
     return GrammarOptions.grammar(text)
 
 
-def open_session(engine: Engine, file: Path, system: str | None) -> Session:
+def open_session(engine: Engine, file: Path | None, system: str | None) -> Session:
     """The conversation in `file`, or a new one that begins with `system`."""
     from dspine.engine.session import Session
 
-    if not file.exists():
+    if file is None or not file.exists():
         return Session(engine, system=system)
     if system is not None:
         raise UsageError(
@@ -105,16 +151,18 @@ def open_session(engine: Engine, file: Path, system: str | None) -> Session:
     return Session.load(engine, file)
 
 
-def open_engine(options: Options) -> Engine:
-    """Load the pair that the options name; nothing of the drafter is loaded for --plain."""
+def open_engine(options: Options, *, may_draft_later: bool = False) -> Engine:
+    """Load the pair that the options name; nothing of the drafter is loaded for --plain, unless
+    `may_draft_later`."""
     from dspine.engine.load import load
 
     logging.basicConfig(format="dspine: %(message)s", level=logging.WARNING)
     template, flash = options.path("chat_template"), options.choice("flash_attn")
+    plain = options.switch("plain") and not may_draft_later
     return load(
         options.path("model"),
         options.path("model_draft"),
-        proposer="none" if options.switch("plain") else options.choice("proposer"),
+        proposer="none" if plain else options.choice("proposer"),
         n_ctx=options.positive("ctx_size"),
         n_threads=options.positive("threads"),
         n_batch=options.number("batch_size"),

@@ -199,6 +199,7 @@ class Engine:
         cancel: threading.Event | None = None,
         trace: Trace | None = None,
         cache_prompt: bool = True,
+        max_drafts: int | None = None,
     ) -> Iterator[Event]:
         """Events of one answer: Prefill, Steps, Finish.
 
@@ -209,8 +210,9 @@ class Engine:
         of each token and of that many best ones (`TokenLogprob`). `variables` reach the chat
         template. Setting `cancel`, or Ctrl-C while a step runs, ends with Finish("cancelled").
         `trace` collects what was decoded together. `cache_prompt`: what the memory holds of this
-        prompt from the answer before is not decoded again (with a `trace` everything is). All
-        options are checked at once, before the first event is asked for.
+        prompt from the answer before is not decoded again (with a `trace` everything is).
+        `max_drafts` bounds the drafts of each step, however many are thought to pay. All options
+        are checked at once, before the first event is asked for.
         """
         tokens = self.encode(prompt, raw=raw, variables=variables)
         parts = self._parts
@@ -219,6 +221,8 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens, the context has {parts.target.n_ctx}: "
                 f"shorten the prompt or raise the context size (-c)"
             )
+        if max_drafts is not None and max_drafts < 0:
+            raise UsageError(f"max_drafts is {max_drafts}: it must be at least 0")
         scores = None
         if logprobs is not None:
             scores = LogprobRecorder(logprobs, parts.tokenizer.vocab_size)
@@ -233,6 +237,7 @@ class Engine:
             trace=trace,
             reuse=cache_prompt and trace is None,
             logprobs=scores,
+            max_drafts=max_drafts,
         )
         return self._exclusive(run, self._stepper(run, plain))
 

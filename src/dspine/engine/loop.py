@@ -35,6 +35,8 @@ class Run:
     """Whether what the memory holds of the prompt may stay."""
     logprobs: LogprobRecorder | None = None
     """Listens to `chooser`."""
+    max_drafts: int | None = None
+    """Drafts of a verify at most, None for as many as the policy says."""
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """Those of the tokens chosen since the last call, None when not asked for."""

@@ -120,6 +120,13 @@ class Session:
         else:
             self._messages = [m for m in first if m["role"] == "system"]
 
+    def set_system(self, system: str | None) -> None:
+        """Replace the system message at the beginning, or remove it; all others stay."""
+        self._check_idle()
+        rest = [m for i, m in enumerate(self._messages) if i or m["role"] != "system"]
+        first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = [*first, *rest]
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write messages, and what the engine holds of them, to a file for `load`.
 

@@ -62,6 +62,8 @@ class SpeculativeStepper:
         proposal = NOTHING
         extra = position - self._rollback.held
         limit = min(run.room, run.target.max_rows - extra) - 1
+        if run.max_drafts is not None:
+            limit = min(limit, run.max_drafts)
         asked = limit > 0 and self._drafting
         if asked:
             ask = Ask(anchor, position, limit, run.chooser.draw(), extra)

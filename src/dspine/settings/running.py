@@ -1,11 +1,12 @@
-"""The options of `dspine run`, `doctor` and whatever else loads a model."""
+"""The options of `dspine run`, `chat`, `doctor` and whatever else loads a model."""
 
 from __future__ import annotations
 
 from dspine.settings.setting import Setting, Variant
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-EVERY_LOADING_COMMAND = ("run", "doctor")
+ANSWERING = ("run", "chat")
+EVERY_LOADING_COMMAND = (*ANSWERING, "doctor")
 TRAIN_COMMANDS = ("train answers", "train features", "train ngram", "train fit", "train eval")
 
 RUN_SETTINGS: tuple[Setting, ...] = (
@@ -88,7 +89,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Model",
         help="Keep all positions of sliding-window layers, not only those in the window.",
-        commands=("run",),
+        commands=ANSWERING,
     ),
     Setting(
         name="threads",
@@ -139,7 +140,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         group="Speed",
         help="Where drafts come from: the drafter, repeated text in the context (ngram), or auto: "
         "ngram where a long match exists, else the drafter.",
-        commands=("run",),
+        commands=ANSWERING,
     ),
     Setting(
         name="spec_draft_n_max",
@@ -151,7 +152,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         group="Speed",
         help="Tokens drafted for each step, whether they pay or not: the block width less one; "
         "0 is the default.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="N",
     ),
     Setting(
@@ -164,7 +165,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         help="How rejected drafts leave the target's memory: trim cuts the cache; checkpoint "
         "copies the state of recurrent layers before a block, snapshots after each of its "
         "tokens. auto takes trim, and checkpoint for targets with recurrent layers.",
-        commands=("run",),
+        commands=ANSWERING,
     ),
     Setting(
         name="ngram_min_match",
@@ -174,7 +175,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         least=1,
         group="Speed",
         help="Shortest repeat, in tokens, that the ngram proposer continues.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="N",
     ),
     Setting(
@@ -185,7 +186,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the one beside the drafter, if there is one",
         group="Speed",
         help="Table of likely next tokens for the ngram proposer (`dspine train ngram`).",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="FILE",
     ),
     Setting(
@@ -195,7 +196,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Speed",
         help="Decode without any drafts.",
-        commands=("run",),
+        commands=ANSWERING,
     ),
     Setting(
         name="prompt",
@@ -204,7 +205,8 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=None,
         group="Prompt",
         help="The prompt, instead of the argument.",
-        commands=("run",),
+        commands=ANSWERING,
+        variants={"chat": Variant("The first question, instead of the argument.")},
         in_environment=False,
         placeholder="TEXT",
     ),
@@ -222,13 +224,13 @@ RUN_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="system",
-        flags=("-sys", "--system"),
+        flags=("-sys", "--system", "--system-prompt"),
         kind="text",
         default=None,
         default_text="what the model's chat template says",
         group="Prompt",
         help="System message put before the prompt.",
-        commands=("run", "train answers"),
+        commands=(*ANSWERING, "train answers"),
         placeholder="TEXT",
     ),
     Setting(
@@ -239,7 +241,13 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         group="Prompt",
         help="Continue the conversation in this file, or begin one there; it is saved after the "
         "answer, with what the model has read, so that nothing is read twice.",
-        commands=("run",),
+        commands=ANSWERING,
+        variants={
+            "chat": Variant(
+                "Continue the conversation in this file, or begin one there; it is saved when the "
+                "chat ends, with what the model has read, so that nothing is read twice."
+            )
+        },
         in_environment=False,
         placeholder="FILE",
     ),
@@ -251,8 +259,27 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the model's own",
         group="Prompt",
         help="Jinja chat template to use instead of the model's.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="FILE",
+    ),
+    Setting(
+        name="chat_template_kwargs",
+        flags=("--chat-template-kwargs",),
+        kind="text",
+        default=None,
+        group="Prompt",
+        help='Variables of the chat template as a JSON object, such as {"enable_thinking": false}.',
+        commands=ANSWERING,
+        placeholder="JSON",
+    ),
+    Setting(
+        name="no_cache_prompt",
+        flags=("--no-cache-prompt",),
+        kind="switch",
+        default=False,
+        group="Prompt",
+        help="Read the whole prompt anew for each answer, also what is in memory of it already.",
+        commands=ANSWERING,
     ),
     Setting(
         name="raw",
@@ -272,7 +299,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="until the answer ends or the context is full",
         group="Output",
         help="Tokens to write at most; -1 is the default.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="N",
     ),
     Setting(
@@ -282,7 +309,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=(),
         group="Output",
         help="End the answer before this text; may be given several times.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="TEXT",
     ),
     Setting(
@@ -292,7 +319,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=None,
         group="Output",
         help="Write only JSON that is valid for this schema; '{}' is any JSON.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="SCHEMA",
     ),
     Setting(
@@ -302,7 +329,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=None,
         group="Output",
         help="The same, with the schema in a file.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="FILE",
     ),
     Setting(
@@ -312,7 +339,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=None,
         group="Output",
         help="Write only text of this grammar: GBNF (root ::= ...) or Lark (start: ...).",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="GRAMMAR",
     ),
     Setting(
@@ -322,7 +349,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=None,
         group="Output",
         help="The same, with the grammar in a file.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="FILE",
     ),
     Setting(
@@ -332,7 +359,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=None,
         group="Output",
         help="Write only text that matches this regular expression as a whole.",
-        commands=("run",),
+        commands=ANSWERING,
         placeholder="EXPRESSION",
     ),
     Setting(
@@ -346,6 +373,25 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         help="With --json: the log-probability of each token, and the N most likely ones there.",
         commands=("run",),
         placeholder="N",
+    ),
+    Setting(
+        name="color_tokens",
+        flags=("--color-tokens",),
+        kind="switch",
+        default=False,
+        group="Output",
+        help="Show which tokens were drafted: by colours, or by marks where there are none "
+        "(NO_COLOR, pipes).",
+        commands=("chat",),
+    ),
+    Setting(
+        name="no_history",
+        flags=("--no-history",),
+        kind="switch",
+        default=False,
+        group="Output",
+        help="Do not keep what is typed for the arrow keys of the next chat.",
+        commands=("chat",),
     ),
     Setting(
         name="compare",
@@ -394,7 +440,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Library",
         help="Do not measure this machine: draft at the drafter's full width.",
-        commands=("run",),
+        commands=ANSWERING,
     ),
     Setting(
         name="no_probe",
@@ -403,6 +449,6 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Library",
         help="Do not test the library in a child process first.",
-        commands=("run",),
+        commands=ANSWERING,
     ),
 )

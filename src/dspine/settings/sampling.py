@@ -1,4 +1,4 @@
-"""The options of `dspine run` that say how the next token is drawn; names are llama.cpp's."""
+"""Options that say how the next token is drawn (`dspine run`, `chat`); names are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dspine.settings.setting import Kind, Setting, Value, Variant
 
-_COMMANDS = ("run",)
+_COMMANDS = ("run", "chat")
 _TRAINING = ("train fit", "train answers", "train features")
 
 
