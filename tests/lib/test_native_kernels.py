@@ -115,6 +115,8 @@ def test_logits_of_the_target_do_not_depend_on_the_batch(
     found = _child("model", str(default_target), XDG_CACHE_HOME=str(cache.parent))
     assert found["active"], found["text"]
     assert found["same"] == [True, True, True]
+    # Packed weights are copies: the file they came from must not stay in memory beside them.
+    assert found["mapped_mib"] < default_target.stat().st_size / 2**20 / 4
     assert found["same_arg_max"] >= found["rows"] - 1
     for cache_type, facts in found["caches"].items():
         assert facts["same"], cache_type

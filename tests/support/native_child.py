@@ -215,6 +215,12 @@ def status() -> dict[str, Any]:
     return {"active": found.active, "text": found.text}
 
 
+def _mapped_mib() -> float:
+    """Resident pages of files in this process, in MiB (proc_pid_status(5))."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").split("\n")
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
+
+
 def model(target: Path) -> dict[str, Any]:
     """Logits of the target for the same tokens in several batch shapes and thread counts, and
     those of ggml's own kernels.
@@ -246,7 +252,9 @@ def model(target: Path) -> dict[str, Any]:
                 position += size
         return np.stack(rows)
 
+    mapped = _mapped_mib()
     with Model.load(target) as loaded:
+        found["mapped_mib"] = _mapped_mib() - mapped
         whole = logits(loaded, [12], 1)
         found["same"] = [
             bool(np.array_equal(logits(loaded, sizes, n_threads), whole))

@@ -24,6 +24,7 @@ _OTHER_WINDOWS = frozenset({"llama4", "deepseek4"})
 before the last."""
 
 _VOCAB_TYPE_NONE = 0
+_READ_NOT_MAPPED = 0  # llama_load_mode NONE
 
 
 class _Handle:
@@ -89,12 +90,15 @@ class Model:
         """
         path = Path(path)
         check_file(path)
-        find_library()
+        library = find_library()
         native = native_functions()
         _check_header(path)
         params = native.api.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = use_extra_buffers
+        if library.kernels.active and use_extra_buffers and n_gpu_layers == 0:
+            # Packed weights are copies: a mapping would keep the originals resident beside them.
+            params.load_mode = _READ_NOT_MAPPED
         mark = capture.mark()
         pointer = native.api.llama_model_load_from_file(str(path).encode(), params)
         if not pointer:
