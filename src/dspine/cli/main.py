@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from dspine.cli import INTERRUPTED, chat, convert, doctor, inspect, run, train
+from dspine.cli import INTERRUPTED, chat, convert, doctor, inspect, quantize, run, train
 from dspine.errors import DspineError
 
 TRAINING_MODULES = ("torch", "safetensors")
@@ -22,7 +22,7 @@ def cli() -> None:
     """Make a local model answer faster without changing what it says."""
 
 
-for module in (run, chat, doctor, inspect, convert, train):
+for module in (run, chat, doctor, inspect, convert, quantize, train):
     cli.add_command(module.command)
 
 

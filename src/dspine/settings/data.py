@@ -1,4 +1,4 @@
-"""The options of what makes training data, `dspine train answers|features|ngram`, and `convert`."""
+"""The options of `dspine train answers|features|ngram`, of `convert` and of `quantize`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,27 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         group="Drafter file",
         help="Number format of the drafter's matrices.",
         commands=("convert",),
+    ),
+    Setting(
+        name="type",
+        flags=("--type",),
+        kind="choice",
+        default="q4_k_m",
+        choices=("q4_k_m", "q5_k_m", "q6_k", "q8_0", "bf16", "f16"),
+        group="Drafter file",
+        help="Number format of the drafter's large matrices, by llama.cpp's names.",
+        commands=("quantize",),
+        in_environment=False,
+    ),
+    Setting(
+        name="allow_requantize",
+        flags=("--allow-requantize",),
+        kind="switch",
+        default=False,
+        group="Drafter file",
+        help="Quantise a drafter that is quantised already, which loses accuracy twice.",
+        commands=("quantize",),
+        in_environment=False,
     ),
     Setting(
         name="thinking",
@@ -32,7 +53,7 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Drafter file",
         help="Replace the output file if it is there.",
-        commands=("convert",),
+        commands=("convert", "quantize"),
         in_environment=False,
     ),
     Setting(

@@ -103,6 +103,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         help="Processor threads; 0 is the default.",
         commands=(
             *EVERY_LOADING_COMMAND,
+            "quantize",
             "train answers",
             "train features",
             "train fit",
@@ -419,7 +420,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the one of llama-cpp-python",
         group="Library",
         help="Folder with the llama.cpp libraries (libllama and libggml) of the same version.",
-        commands=(*EVERY_LOADING_COMMAND, "train answers", "train features"),
+        commands=(*EVERY_LOADING_COMMAND, "quantize", "train answers", "train features"),
         placeholder="FOLDER",
     ),
     Setting(

@@ -1,0 +1,80 @@
+"""Size, draft time and acceptance of the default drafter in each type that `dspine quantize` makes.
+
+python benchmarks/quantize.py -md drafter-f32.gguf
+
+The file is the drafter's float original (`dspine convert --dtype f32` of its checkpoint), which the
+package does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import common
+
+import dspine
+from dspine.default_pair import default_target
+from dspine.files.quantise import MIXES, quantise_drafter
+from dspine.llama.library import find_library
+from dspine.machine import physical_cores
+
+DRAFTS = 4
+
+
+def main() -> None:
+    """The same prompts with each type; the last line is one JSON document."""
+    parser = common.parser(__doc__.split("\n")[0])
+    parser.set_defaults(count=3, predict=64)
+    arguments = parser.parse_args()
+    original = arguments.model_draft
+    if original is None:
+        parser.error("-md is missing: name the drafter's f32, f16 or bf16 original")
+    target = arguments.model or default_target()
+    find_library()
+    rows, document = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in MIXES:
+            path = Path(folder) / f"{name}.gguf"
+            quantise_drafter(original, path, name, threads=physical_cores())
+            found = measure(target, path, arguments)
+            document[name] = found
+            rows.append((name, *(f"{value:.4g}" for value in found.values())))
+            path.unlink()
+    print(common.table(("type", "MB", "draft ms", "length", "rate"), rows))
+    result = {"drafts": DRAFTS, "prompts": 3 * arguments.count, "types": document}
+    common.save("quantize", result, arguments.output)
+    print(json.dumps(document))
+
+
+def measure(target: Path, drafter: Path, arguments: Any) -> dict[str, float]:
+    """One type: megabytes, median milliseconds of a draft, tokens per verify, accepted share."""
+    steps = tokens = drafted = accepted = 0
+    draft_ms = list[float]()
+    with dspine.load(
+        target,
+        drafter,
+        proposer="dspine",
+        spec_draft_n_max=DRAFTS,
+        n_threads=arguments.threads,
+        flash_attention=True,
+        calibrate=False,
+    ) as engine:
+        for _, _, prompt in common.prompts(count=arguments.count):
+            stats = engine.complete(prompt, max_tokens=arguments.predict).stats
+            steps, tokens = steps + stats.steps, tokens + stats.tokens
+            drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
+            draft_ms.append(stats.draft_ms / stats.steps)
+    return {
+        "megabytes": round(drafter.stat().st_size / 1e6, 2),
+        "draft_ms": round(statistics.median(draft_ms), 3),
+        "acceptance_length": round(tokens / steps, 4),
+        "acceptance_rate": round(accepted / drafted, 4),
+    }
+
+
+if __name__ == "__main__":
+    main()
