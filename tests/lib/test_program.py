@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dspine.engine.session_file import read_session
 from dspine.files.checkpoint import write_checkpoint
 from dspine.files.pairing import describe_target
 from dspine.files.schema import TrainingRecord, tensor_specs
@@ -174,3 +176,52 @@ def test_control_c_in_the_middle_keeps_a_prefix_of_the_answer(pair: tuple[object
     whole = document("run", *pair, *QUICK, *limits, QUESTION)
     assert len(whole["tokens"]) > count
     assert whole["text"].startswith(text[:-1])
+
+
+INTERRUPTED_CHAT = """
+import signal
+from dspine.cli import chat_loop, main
+
+echo, pieces = chat_loop.click.echo, []
+
+def interrupting(text=None, **options):
+    echo(text, **options)
+    pieces.append(text)
+    if len(pieces) == 3:
+        signal.raise_signal(signal.SIGINT)
+
+chat_loop.click.echo = interrupting
+main.main()
+"""
+
+
+def test_chat_from_a_pipe_reuses_what_was_said_and_goes_on_after_control_c(
+    pair: tuple[object, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "talk.session"
+    limits = (*QUICK, "--spec-draft-n-max", "3", "-n", "16", "--session", file)
+    command = [sys.executable, "-c", INTERRUPTED_CHAT, "chat", *pair, *limits]
+    done = subprocess.run(
+        list(map(str, command)),
+        input="Name three colours.\nWhich of them is warm?\n/stats\nAnd cold?\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    messages = read_session(file).messages
+    assert [m["role"] for m in messages] == ["user", "assistant"] * 3
+    answers = [m["content"] for m in messages[1::2]]
+    assert all(answers)
+    assert done.stdout.startswith(f"{answers[0]}\n{answers[1]}\nlast answer: ")
+    assert done.stdout.endswith(f"\n{answers[2]}\n")
+
+    first, *others = done.stderr.splitlines()
+    assert 1 <= int(first.split()[0]) < 16
+    held = int(re.findall(r"prompt (\d+) at", first)[0])
+    assert len(others) == 2
+    for line in others:
+        new, reused = map(int, re.findall(r"prompt (\d+) new at .* (\d+) from memory", line)[0])
+        assert reused >= held
+        assert new < 32
+        held = new + reused

@@ -115,6 +115,18 @@ def test_plain_on_an_engine_with_a_drafter() -> None:
     assert engine.complete([BOS], max_tokens=10).stats.acceptance_length > 3
 
 
+def test_drafts_of_a_step_can_be_bounded() -> None:
+    engine = make_engine(FakeTarget(says, VOCAB, n_ctx=100), FakeDrafter(perfect), drafts=4)
+    most = []
+    for bound in (None, 4, 2, 1, 0):
+        events = list(engine.generate([BOS], max_drafts=bound))
+        most.append(max(event.drafted for event in events if isinstance(event, Step)))
+        assert "".join(e.text for e in events if isinstance(e, Step)) == TEXT.decode()
+    assert most == [4, 4, 2, 1, 0]
+    with pytest.raises(UsageError, match="max_drafts is -1"):
+        engine.generate([BOS], max_drafts=-1)
+
+
 def test_one_generation_at_a_time() -> None:
     engine = make_engine(FakeTarget(says, VOCAB))
     first = engine.generate([BOS])

@@ -155,6 +155,20 @@ def test_history_can_be_edited() -> None:
     assert says(list(session.ask("again"))) == "AGAIN"
 
 
+def test_the_system_message_can_be_exchanged_alone() -> None:
+    session, _ = make_session()
+    list(session.ask("one"))
+    session.set_system("s")
+    assert contents(session) == ["s:s", "u:one", "a:ONE"]
+    session.set_system("t")
+    assert contents(session) == ["s:t", "u:one", "a:ONE"]
+    events = list(session.ask("two"))
+    assert says(events) == "TWO"
+    assert isinstance(events[0], Prefill) and events[0].reused == len("~[")
+    session.set_system(None)
+    assert contents(session) == ["u:one", "a:ONE", "u:two", "a:TWO"]
+
+
 def test_what_cannot_be_edited_or_answered_is_told() -> None:
     session, _ = make_session(n_ctx=30)
     for action in (session.undo, session.regenerate):

@@ -93,9 +93,10 @@ class TerminalReader:
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+        self.completer = WordCompleter(sorted(commands), sentence=True)
         self._session: PromptSession[str] = PromptSession(
             history=InMemoryHistory() if history is None else FileHistory(str(history)),
-            completer=WordCompleter(sorted(commands), sentence=True),
+            completer=self.completer,
             complete_while_typing=False,
         )
 
