@@ -1,7 +1,9 @@
 """Memory and time of taking drafts back on a hybrid target: snapshots beside one checkpoint.
 
-Every step accepts half of its drafts, rounded down, so that every step rolls back. The weights
-are random, of Qwen3.5-0.8B's sizes: the text is noise, times and bytes are those of a real one.
+Half of the drafts on offer are right, rounded down, so that every block that takes all of them
+rolls back. Fixed widths take all; `adaptive` is a checkpoint with the policy that cuts them as
+they pay. The weights are random, of Qwen3.5-0.8B's sizes: the text is noise, times and bytes are
+those of a real one.
 
     python benchmarks/rollback.py
 """
@@ -13,29 +15,35 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from typing import Any, cast
 
 import common
 import geometries
 
+from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.calibrate import row_counts, time_rows
 from dspine.engine.choose import GreedyChooser
+from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.emit import Emitter
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.loop import Run, StepResult
 from dspine.engine.plain import PlainStepper
-from dspine.engine.proposal import Ask, Proposal
+from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.proposers import NoProposer
 from dspine.engine.rollback import MAX_REPLAY, RollbackMode, make_rollback
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.speculate import SpeculativeStepper
-from dspine.engine.width import FixedWidth
+from dspine.engine.width import FixedWidth, WidthPolicy
 from dspine.llama.context import Context
 from dspine.llama.model import Model, load_safely
 from dspine.machine import physical_cores
 
 WIDTHS = (2, 4, 8, 16)
+MOST = 16
+PLAIN_STEPS = 24
+"""Plain tokens beside each adaptive answer, which is compared with them."""
 PROMPT = [int(x) for x in range(200, 232)]
 N_CTX, N_BATCH = 512, 64
 AT_ONCE = ("MALLOC_MMAP_THRESHOLD_", "65536")
@@ -43,17 +51,18 @@ AT_ONCE = ("MALLOC_MMAP_THRESHOLD_", "65536")
 
 
 class Scripted(NoProposer):
-    """Drafts `width - 1` tokens; the first half, rounded down, are what the target says."""
+    """Offers `width - 1` drafts; the first half, rounded down, are what the target says."""
 
-    def __init__(self, answer: Sequence[int], width: int) -> None:
-        self._answer, self._width = answer, width
+    def __init__(self, answer: Sequence[int], width: int, policy: WidthPolicy) -> None:
+        self._answer, self._width, self._policy = answer, width, policy
 
     def propose(self, ask: Ask) -> Proposal:
         at = ask.position - len(PROMPT) + 1
         right = self._answer[at : at + (self._width - 1) // 2]
         wrong = [(self._answer[at + len(right)] + 1) % 1000] * (self._width - 1 - len(right))
         drafts = (*right, *wrong)[: min(ask.limit, self._width - 1)]
-        return Proposal(drafts, (1.0,) * len(drafts), "ngram")
+        self._policy.ask([Proposal(drafts, (0.6,) * len(drafts), "ngram")], ask, None)
+        return self._policy.choose(NOTHING)
 
 
 def resident_bytes() -> int:
@@ -71,8 +80,8 @@ def start(target: LlamaTarget) -> Run:
     return Run(target, TokenSequence(PROMPT), emitter, GreedyChooser(target))
 
 
-def plain(model: Model, threads: int, count: int) -> tuple[list[int], dict[str, Any]]:
-    """The answer that the others must repeat, milliseconds a token, and memory."""
+def plain(model: Model, threads: int, count: int) -> tuple[list[int], CostTable, dict[str, Any]]:
+    """The answer that the others must repeat, costs of rows, milliseconds a token, memory."""
     before = resident_bytes()
     with Context(
         model, n_ctx=N_CTX, n_batch=N_BATCH, n_threads=threads, max_outputs=16 + MAX_REPLAY
@@ -84,18 +93,33 @@ def plain(model: Model, threads: int, count: int) -> tuple[list[int], dict[str, 
         run = start(target)
         stepper = PlainStepper(run)
         times = [stepper.step().verify_ms for _ in range(count)]
-        facts = {
+        facts: dict[str, Any] = {
             "token_ms": median(times),
             "resident_mib": (resident_bytes() - before) / 2**20,
             "state_mib": context.state.bytes_per_copy(0) / 2**20,
         }
-        return run.sequence.tokens[len(PROMPT) :], facts
+        # As at a start of the engine: what the policies know.
+        rows = time_rows({True: target}, list(range(300, 400)), row_counts(MOST), depth=32).ms[True]
+        facts["rows_ms"] = rows
+        return run.sequence.tokens[len(PROMPT) :], CostTable(rows, {}, 32), facts
 
 
 def measure(
-    model: Model, mode: RollbackMode, width: int, answer: Sequence[int], threads: int, steps: int
+    model: Model,
+    mode: RollbackMode,
+    width: int,
+    answer: Sequence[int],
+    threads: int,
+    steps: int,
+    costs: CostTable,
+    *,
+    adaptive: bool = False,
 ) -> dict[str, Any]:
     """One mode at one width: memory, time of a step, time of saving and restoring alone."""
+    known = StepCosts(costs, MOST + MAX_REPLAY)
+    policy: WidthPolicy = FixedWidth({"ngram": width - 1}, known)
+    if adaptive:
+        policy = AdaptiveWidth(known, most_drafts=MOST - 1)
     before = resident_bytes()
     with Context(
         model,
@@ -108,11 +132,15 @@ def measure(
         target = LlamaTarget(context)
         target.decode(PROMPT[: 16 + MAX_REPLAY], 0, "all")
         target.clear()
+        beside: list[float] = []
+        if adaptive:
+            alike = PlainStepper(start(target))
+            beside = [alike.step().verify_ms for _ in range(PLAIN_STEPS)]
+            target.clear()
         run = start(target)
-        stepper = SpeculativeStepper(
-            run, Scripted(answer, width), FixedWidth({"ngram": width - 1}),
-            make_rollback(mode, target),
-        )  # fmt: skip
+        proposer, rollback = Scripted(answer, width, policy), make_rollback(mode, target)
+        stepper = SpeculativeStepper(run, proposer, policy, rollback)
+        stepper.begin(0)
         stepper.prompt_done()
         results: list[StepResult] = []
         started = perf_counter()
@@ -132,7 +160,11 @@ def measure(
             "tokens_per_second": emitted / seconds,
             "same_text": run.sequence.tokens[len(PROMPT) :] == list(answer[:emitted]),
         }
-        if mode == "checkpoint":
+        facts["drafts_per_step"] = sum(result.drafted for result in results) / len(results)
+        if adaptive:
+            facts["plain_ms_beside"] = mean(beside)
+            facts["against_plain"] = mean(beside) * emitted / (seconds * 1000.0)
+        elif mode == "checkpoint":
             facts |= alone(target)
         return facts
 
@@ -162,13 +194,25 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, *sys.argv])
     path = arguments.model or geometries.model("qwen3.5-0.8b", "q8_0")
     threads = arguments.threads or physical_cores()
-    modes: dict[str, dict[int, dict[str, Any]]] = {"snapshots": {}, "checkpoint": {}}
+    modes: dict[str, dict[int, dict[str, Any]]] = {
+        "snapshots": {},
+        "checkpoint": {},
+        "adaptive": {},
+    }
     with load_safely(path) as model:
-        answer, base = plain(model, threads, 8 * arguments.steps + 32)
+        answer, costs, base = plain(model, threads, 8 * arguments.steps + 32)
         for width in WIDTHS:
             for mode, widths in modes.items():
+                adaptive = mode == "adaptive"
                 facts = measure(
-                    model, cast("RollbackMode", mode), width, answer, threads, arguments.steps
+                    model,
+                    cast("RollbackMode", "checkpoint" if adaptive else mode),
+                    width,
+                    answer,
+                    threads,
+                    len(answer) if adaptive else arguments.steps,
+                    costs,
+                    adaptive=adaptive,
                 )
                 facts["extra_mib"] = facts["resident_mib"] - base["resident_mib"]
                 facts["extra_copies"] = facts["extra_mib"] / base["state_mib"]
@@ -182,6 +226,7 @@ def main() -> None:
             f"{facts['step_ms_median']:.0f}",
             f"{facts['tokens_per_step']:.2f}",
             f"{facts['tokens_per_second']:.2f}",
+            f"{facts['against_plain']:.2f}" if "against_plain" in facts else "",
             "yes" if facts["same_text"] else "no",
         )
         for mode, widths in modes.items()
@@ -195,6 +240,7 @@ def main() -> None:
         "median",
         "tokens/step",
         "tokens/s",
+        "of plain",
         "same text",
     )
     print(common.table(header, rows))

@@ -90,7 +90,7 @@ def test_after_a_restore_the_same_state_is_not_saved_again() -> None:
     assert target.checkpoints <= 2 * 2  # the answer and its repetition
 
 
-def test_sixteen_confirmed_tokens_wait_and_seventeen_get_a_decode_of_their_own() -> None:
+def test_sixteen_confirmed_tokens_wait_and_with_more_the_next_step_has_no_drafts() -> None:
     target = make_target("checkpoint", 1)
     rollback = CheckpointRollback(target)
     answer(target, rollback, [1], 4, 40)
@@ -98,9 +98,9 @@ def test_sixteen_confirmed_tokens_wait_and_seventeen_get_a_decode_of_their_own()
     # The prompt but its anchor, then verifies from position 2 with 0, 2, ... 16 waiting rows.
     assert half[0] == (0, (1, 2))
     assert [(at, len(rows)) for at, rows in half[1:10]] == [(2, 4 + 2 * i) for i in range(9)]
-    # 18 would wait: they are decoded alone, and the next verify starts behind them.
-    assert half[10][0] == 2 and len(half[10][1]) == 18
-    assert half[11][0] == 20 and len(half[11][1]) == 4
+    # 18 would wait: the anchor follows them alone, and the next verify starts behind it.
+    assert half[10][0] == 2 and len(half[10][1]) == 19
+    assert half[11][0] == 21 and len(half[11][1]) == 4
 
 
 def test_the_width_policy_hears_of_waiting_rows() -> None:
@@ -150,7 +150,9 @@ def test_waiting_tokens_do_not_shorten_the_last_blocks() -> None:
     outcome = answer(target, CheckpointRollback(target), [1], 8, 22)
     trimmed = make_target("trim", 3, n_ctx=24)
     expected = answer(trimmed, TrimRollback(trimmed), [1], 8, 22)
-    assert [step.drafted for step in outcome.steps] == [step.drafted for step in expected.steps]
+    # One step, after 18 tokens, stores what waits; the rest draft what is left to be said.
+    assert [step.drafted for step in expected.steps] == [7, 7, 7, 7, 7, 7, 7, 7, 5, 3, 1]
+    assert [step.drafted for step in outcome.steps] == [7, 7, 7, 7, 7, 7, 7, 7, 5, 0, 2, 0]
 
 
 @settings(max_examples=150, deadline=None)

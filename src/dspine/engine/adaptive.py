@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.costs import StepCosts
 from dspine.engine.proposal import NOTHING, Ask, Proposal
+from dspine.engine.waiting import owed_ms
 from dspine.engine.width import Outcome
 
 ALONE, AGREE, DIFFER = 0, 1, 2
@@ -110,6 +111,7 @@ class AdaptiveWidth:
         self._usual_loss = 0.0
         self._speed = 1.0
         self._credit = CREDIT
+        self._nothing = [0.0] * (max(most_drafts, block_size) + 1)
         self._start()
 
     def _start(self) -> None:
@@ -121,6 +123,10 @@ class AdaptiveWidth:
         self._offers: list[_Chain] = []
         self._drafted: _Chain | None = None
         self._rows: list[float] = [1.0]
+        self._plain = 1.0
+        self._owed: list[float] = self._nothing
+        self._save = self._restore = 0.0
+        self._extra = 0
         self._drafts: list[float] = []
         self._width = self._situation = 0
         self._probing = False
@@ -140,8 +146,17 @@ class AdaptiveWidth:
 
     def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:
         rows = self._costs.rows(request.position)
+        speed = max(1.0, self._tokens / self._time)
+        self._plain = plain = rows[0]
+        self._rate = speed / plain
+        self._extra, copies = request.extra, request.copies
+        if copies is None:
+            self._owed, self._save, self._restore = self._nothing, 0.0, 0.0
+        else:
+            most = len(self._nothing) - 1
+            self._owed = owed_ms(rows, request.extra, most, speed, copies)
+            self._save, self._restore = copies.save_ms, copies.restore_ms
         self._rows = rows = rows[request.extra :] if request.extra else rows
-        self._rate = max(1.0, self._tokens / self._time) / rows[0]
         self._free = [self._looked_up(proposal) for proposal in free if proposal.tokens]
         self._offers = list(self._free)
         if self._open is not None:
@@ -157,7 +172,8 @@ class AdaptiveWidth:
         situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
         width, gain = self._expected_gain(situation, best, min(self._block - 1, request.limit))
         self._situation, self._without, self._hoped = situation, best, gain
-        if width < 2 or drafts[width] + rows[1] - rows[0] > self._credit * rows[0]:
+        least = drafts[width] + rows[1] - rows[0] + self._save + self._owed[1]
+        if width < 2 or least > self._credit * plain:
             return 0
         if gain <= 0.0 and not self._probe(gain):
             return 0
@@ -199,11 +215,15 @@ class AdaptiveWidth:
             if self._probing:
                 self._probed(drafted, confirmed)
         cost = expected = rows[outcome.drafts]
-        self._costs.observe_rows(expected, outcome.drafts + 1, outcome.verify_ms)
+        self._costs.observe_rows(expected, self._extra + outcome.drafts + 1, outcome.verify_ms)
+        if outcome.drafts:
+            cost += self._save
+            if len(confirmed) <= outcome.drafts:
+                cost += self._restore
         if self._width:
             cost += self._drafts[self._width]
             self._costs.observe_draft(self._drafts[self._width], outcome.draft_ms)
-        cost /= rows[0]
+        cost /= self._plain
         self._tokens += len(confirmed) - PACE * self._tokens
         self._time += cost - PACE * self._time
         change = len(confirmed) * (1.0 + REFUND) - cost
@@ -215,16 +235,19 @@ class AdaptiveWidth:
         """(drafts, value) of the best part of a chain, as far as its loss can be afforded."""
         rows, rate, source = self._rows, self._rate, chain.source
         known, chance = source.known, source.chance
-        allowed = (self._credit + 1.0) * rows[0]
+        owed, save, lost = self._owed, self._save, 0.0
+        allowed = self._credit * self._plain + rows[0] - save
         if self._width:
             allowed -= self._drafts[self._width]
         reached, tokens, best, value = 1.0, 1.0, 0, 1.0 - rate * rows[0]
         for count, slot in enumerate(chain.slots, 1):
-            reached *= known[slot] or chance(slot)
-            if reached < LEAST_REACH or rows[count] > allowed:
+            p = known[slot] or chance(slot)
+            lost += reached * (1.0 - p) * owed[count]
+            reached *= p
+            if reached < LEAST_REACH or rows[count] + owed[count] > allowed:
                 break
             tokens += reached
-            worth = tokens - rate * rows[count]
+            worth = tokens - rate * (rows[count] + save + lost)
             if worth > value:
                 best, value = count, worth
         return best, value
@@ -233,23 +256,27 @@ class AdaptiveWidth:
         """(width, value beyond `best`) of asking the drafter now, judged by its last chains."""
         recent = self._samples(situation)
         rate = self._rate
-        prices = [rate * ms for ms in self._rows[: most + 1]]
+        prices = [rate * (ms + self._save) for ms in self._rows[: most + 1]]
+        owed = self._owed
+        if owed is not self._nothing:
+            owed = [rate * ms for ms in owed]
         known, chance = self._network.known, self._network.chance
         sums = [0.0] * most
         for sample in recent:
-            reached, tokens, value, p = 1.0, 1.0, best, 0.5
+            reached, tokens, value, p, lost = 1.0, 1.0, best, 0.5, 0.0
             for count in range(1, most + 1):
                 if count <= len(sample):
                     slot = sample[count - 1]
                     p = known[slot] or chance(slot)
                 # Beyond what was drafted, slots are taken to be like the last one.
+                lost += reached * (1.0 - p) * owed[count]
                 reached *= p
                 if reached < LEAST_REACH:
                     for rest in range(count - 1, most):
                         sums[rest] += value
                     break
                 tokens += reached
-                worth = tokens - prices[count]
+                worth = tokens - prices[count] - lost
                 if worth > value:
                     value = worth
                 sums[count - 1] += value

@@ -319,15 +319,17 @@ def make_policy(
     `block_size` is the drafter's (1 without one), `curve` its stored acceptance, `most` the rows
     of a verify.
     """
-    if n_max is None and costs is not None:
+    steps = StepCosts(costs, most + MAX_REPLAY) if costs is not None else None
+    if n_max is None and steps is not None:
         return AdaptiveWidth(
-            StepCosts(costs, most + MAX_REPLAY),
+            steps,
             most_drafts=most - 1,
             block_size=block_size,
             curve=curve,
         )
     drafts = most - 1 if n_max is None else n_max
-    return FixedWidth({"dspine": min(drafts, block_size - 1), "ngram": min(drafts, most - 1)})
+    widths = {"dspine": min(drafts, block_size - 1), "ngram": min(drafts, most - 1)}
+    return FixedWidth(widths, steps)
 
 
 def assumes_acceptance(drafter: Path) -> str:

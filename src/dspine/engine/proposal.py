@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dspine.drafters.base import Draw, Drawn
+from dspine.engine.waiting import Copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Ask:
     draw: Draw | None = None
     """How to pick among candidates; None: the best ones."""
     extra: int = 0
+    copies: Copies | None = None
+    """What taking drafts back costs; None where they are cut off for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
@@ -285,7 +286,7 @@ class AutoProposer:
             self._policy.ask(found, ask, None)
         elif wanted := self._policy.ask(found, ask, drafter.waiting):
             limit = min(wanted, ask.limit)
-            drafted = drafter.propose(Ask(ask.anchor, ask.position, limit, ask.draw, ask.extra))
+            drafted = drafter.propose(replace(ask, limit=limit))
         return self._policy.choose(drafted)
 
     def confirm(self, confirmed: Confirmed) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Literal, Protocol
 
 from dspine.engine.target import Target
+from dspine.engine.waiting import Copies
 from dspine.errors import LibraryError, UsageError
 
 RollbackMode = Literal["trim", "snapshots", "checkpoint"]
 ROLLBACK_CHOICES = ("auto", "trim", "snapshots", "checkpoint")
 
 MAX_REPLAY = 16
-"""Confirmed tokens carried in front of a verify before they get a decode of their own."""
+"""Confirmed tokens carried in front of a block; with more, the next step has no drafts."""
 
 SNAPSHOTS_ONLY = frozenset({"deepseek4"})
 """Attention caches that compress what they hold: the library cuts them within snapshots only."""
@@ -23,6 +25,10 @@ class Rollback(Protocol):
     @property
     def held(self) -> int:
         """Positions in memory; confirmed tokens beyond it go in front of the next batch."""
+
+    @property
+    def copies(self) -> Copies | None:
+        """What a block with drafts costs now besides its rows; None where nothing is copied."""
 
     def start(self, length: int) -> None:
         """The memory holds `length` confirmed positions."""
@@ -54,6 +60,10 @@ class TrimRollback:
     @property
     def held(self) -> int:
         return self._held
+
+    @property
+    def copies(self) -> Copies | None:
+        return None
 
     def start(self, length: int) -> None:
         self._held = length
@@ -93,7 +103,8 @@ class CheckpointRollback:
 
     The state cannot be trimmed, so it is saved before a verify with drafts. When drafts are
     rejected the saved state comes back, and the confirmed tokens since then are decoded again
-    in front of the next batch: no extra pass, one extra copy of the state.
+    in front of the next batch: one extra copy of the state, and never a pass without a token.
+    How long they are carried there is the width policy's choice (`engine/waiting.py`).
     """
 
     def __init__(self, target: Target) -> None:
@@ -102,10 +113,16 @@ class CheckpointRollback:
         self._saved: int | None = None
         """Length at the checkpoint that belongs to the present tokens."""
         self._settled = True
+        self._save_ms = self._restore_ms = 0.0
 
     @property
     def held(self) -> int:
         return self._held
+
+    @property
+    def copies(self) -> Copies | None:
+        """As measured so far; the state of the last restore is not saved again."""
+        return Copies(0.0 if self._saved == self._held else self._save_ms, self._restore_ms)
 
     def start(self, length: int) -> None:
         self._held = length
@@ -116,12 +133,19 @@ class CheckpointRollback:
         # What was restored last is still saved: the same state need not be copied again.
         if drafts and self._saved != self._held:
             self._saved = None
+            started = perf_counter()
             self._target.checkpoint()
+            self._save_ms = _smooth(self._save_ms, started)
             self._saved = self._held
         self._settled = False
 
     def settle(self, decoded: int, keep: int) -> None:
-        self._held = keep if keep == decoded else self._target.restore()
+        if keep == decoded:
+            self._held = keep
+        else:
+            started = perf_counter()
+            self._held = self._target.restore()
+            self._restore_ms = _smooth(self._restore_ms, started)
         self._settled = True
 
     def undo(self, length: int) -> None:
@@ -141,6 +165,12 @@ class CheckpointRollback:
         else:
             self._target.clear()
             self._saved = None
+
+
+def _smooth(usual: float, started: float) -> float:
+    """Milliseconds since `started` mixed into the usual ones; a stall counts as twice those."""
+    spent = (perf_counter() - started) * 1000.0
+    return usual + 0.25 * (min(spent, 2.0 * usual) - usual) if usual else spent
 
 
 def choose_rollback(wanted: str, *, is_recurrent: bool, architecture: str) -> RollbackMode:

@@ -57,63 +57,64 @@ class SpeculativeStepper:
         run, sequence = self._run, self._run.sequence
         anchor, position = sequence.anchor, sequence.anchor_position
 
-        replayed_ms = self._replay(position)
+        caught_up_ms = self._catch_up(position)
         started = perf_counter()
         proposal = NOTHING
-        extra = position - self._rollback.held
+        held = self._rollback.held
+        extra = position - held
         limit = min(run.room, run.target.max_rows - extra) - 1
         if run.max_drafts is not None:
             limit = min(limit, run.max_drafts)
-        asked = limit > 0 and self._drafting
+        asked = limit > 0 and self._drafting and extra <= MAX_REPLAY
         if asked:
-            ask = Ask(anchor, position, limit, run.chooser.draw(), extra)
+            ask = Ask(anchor, position, limit, run.chooser.draw(), extra, self._rollback.copies)
             proposal = self._proposer.propose(ask)
             if proposal.tokens:
                 proposal = proposal.first(run.chooser.allowed(proposal.tokens))
+        drafted_at = perf_counter()
         if proposal.tokens and not self._can_verify(len(proposal.tokens)):
             proposal = NOTHING
         drafts = proposal.tokens
-        drafted_at = perf_counter()
-
-        held = self._rollback.held
         feed = (*sequence.tokens[held:], *drafts)
-        first_row = position - held
         if not drafts:
             self._rollback.before_verify(0)
+        saved_at = perf_counter()
         run.target.decode(feed, held, "all")
         run.target.wait()
         verified_at = perf_counter()
 
         verdict = accept_rows(
-            drafts, run.chooser, run.emitter, first_row=first_row, drawn=proposal.drawn
+            drafts, run.chooser, run.emitter, first_row=extra, drawn=proposal.drawn
         )
         kept = len(verdict.tokens)
         sequence.extend(verdict.tokens)
-        self._proposer.confirm(Confirmed(position, first_row, verdict.tokens))
+        self._proposer.confirm(Confirmed(position, extra, verdict.tokens))
+        confirmed_at = perf_counter()
         self._rollback.settle(held + len(feed), position + kept)
+        settled_at = perf_counter()
         draft_ms = (drafted_at - started) * 1000.0
-        verify_ms = (verified_at - drafted_at) * 1000.0
+        verify_ms = (verified_at - saved_at) * 1000.0
+        copied_ms = (saved_at - drafted_at + settled_at - confirmed_at) * 1000.0
         if asked:
             self._policy.observe(Outcome(len(drafts), verdict.tokens, draft_ms, verify_ms))
         if run.trace is not None:
-            run.trace.steps.append(DecodeRecord(held, feed, position + kept, first_row, kept))
+            run.trace.steps.append(DecodeRecord(held, feed, position + kept, extra, kept))
         return StepResult(
             tokens=verdict.tokens,
             drafted=len(drafts),
             accepted=verdict.accepted,
             proposer=proposal.proposer,
             draft_ms=draft_ms,
-            verify_ms=replayed_ms + verify_ms,
+            verify_ms=caught_up_ms + copied_ms + verify_ms,
             reason=verdict.reason,
         )
 
-    def _replay(self, position: int) -> float:
-        """Decode confirmed tokens that piled up before `position`, without drafts; ms it took.
-
-        Few of them wait for the next verify instead, as long as a draft fits beside them.
+    def _catch_up(self, position: int) -> float:
+        """Decode what is missing before `position` if it does not fit beside the anchor, as
+        after an interrupt; milliseconds it took. Less than that waits for the next decode.
         """
         run, held = self._run, self._rollback.held
-        if position - held <= min(MAX_REPLAY, max(0, run.target.max_rows - 2)):
+        if position - held < run.target.max_rows:
             return 0.0
         started = perf_counter()
         self._rollback.before_verify(0)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dspine.engine.costs import interpolate
+from dspine.engine.costs import StepCosts, interpolate
 from dspine.engine.proposal import NOTHING, Ask, Proposal
+from dspine.engine.waiting import StoringRule
 
 PAYS_FROM = 1.02
 """Expected speed-up below which drafting is not worth its noise."""
@@ -141,16 +142,29 @@ class WidthPolicy(Protocol):
         """How the step ended."""
 
 
+PACE = 1.0 / 16.0
+"""Share of a step in what a token costs lately."""
+
 TRUSTED = 0.6
 """Score of a free first draft from which a policy without measurements prefers it."""
 
 
 class FixedWidth:
-    """The same number of drafts at every step, one number per proposer; costs are unknown."""
+    """The same number of drafts at every step, one number per proposer.
 
-    def __init__(self, drafts: Mapping[str, int]) -> None:
+    With `costs`, steps that should store waiting rows have no drafts (`StoringRule`).
+    """
+
+    def __init__(self, drafts: Mapping[str, int], costs: StepCosts | None = None) -> None:
         self._drafts = dict(drafts)
         self._found = NOTHING
+        self._costs = costs
+        self._rule = StoringRule()
+        self._is_due = False
+        self._rows: list[float] = []
+        self._plain = 1.0
+        self._pace = 1.0
+        """Time of a token lately, as a share of a plain one's."""
 
     def begin(self) -> None:
         """Every request is the same to it."""
@@ -158,19 +172,37 @@ class FixedWidth:
     def most(self, proposer: str) -> int:
         return self._drafts.get(proposer, 0)
 
-    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:  # noqa: ARG002
+    def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:
         """A free proposal with a good score is taken; else the drafter is asked."""
         self._found = max(free, key=_first_score, default=NOTHING)
-        if waiting is None or _first_score(self._found) >= TRUSTED:
+        self._is_due = self._should_store(request, drafts=waiting is not None)
+        if self._is_due or waiting is None or _first_score(self._found) >= TRUSTED:
             return 0
         return self.most("dspine")
 
     def choose(self, drafted: Proposal) -> Proposal:
+        if self._is_due:
+            return NOTHING
         chosen = drafted if drafted.tokens else self._found
         return chosen.first(self.most("dspine" if drafted.tokens else "ngram"))
 
     def observe(self, outcome: Outcome) -> None:
-        """It learns nothing."""
+        """It learns no chances, only what a token costs where rows may wait."""
+        if self._rows:
+            share = self._rows[outcome.drafts] / len(outcome.confirmed) / self._plain
+            self._pace += PACE * (share - self._pace)
+
+    def _should_store(self, request: Ask, *, drafts: bool) -> bool:
+        self._rows = []
+        if self._costs is None or request.copies is None:
+            return False
+        rows = self._costs.rows(request.position)
+        self._rows, self._plain = rows[request.extra :], rows[0]
+        wanted = self.most("dspine") if drafts else 0
+        wanted = max(wanted, min(len(self._found.tokens), self.most("ngram")))
+        width = 1 + min(wanted, request.limit)
+        token_ms = min(1.0, self._pace) * self._plain
+        return self._rule.due(rows, request.extra, width, token_ms)
 
 
 def _first_score(proposal: Proposal) -> float:
