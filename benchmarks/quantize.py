@@ -35,15 +35,17 @@ def main() -> None:
         parser.error("-md is missing: name the drafter's f32, f16 or bf16 original")
     target = arguments.model or default_target()
     find_library()
-    rows, document = [], {}
+    document: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in MIXES:
-            path = Path(folder) / f"{name}.gguf"
+        paths = {name: Path(folder) / f"{name}.gguf" for name in MIXES}
+        for name, path in paths.items():
             quantise_drafter(original, path, name, threads=physical_cores())
-            found = measure(target, path, arguments)
-            document[name] = found
-            rows.append((name, *(f"{value:.4g}" for value in found.values())))
-            path.unlink()
+        # There and back again: a machine that slows down meanwhile would favour the first.
+        for name in (*MIXES, *reversed(MIXES)):
+            found = measure(target, paths[name], arguments)
+            before = document.setdefault(name, found)
+            before["draft_ms"] = min(before["draft_ms"], found["draft_ms"])
+    rows = [(name, *(f"{x:.4g}" for x in found.values())) for name, found in document.items()]
     print(common.table(("type", "MB", "draft ms", "length", "rate"), rows))
     result = {"drafts": DRAFTS, "prompts": 3 * arguments.count, "types": document}
     common.save("quantize", result, arguments.output)
