@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dspine.errors import FileError
 from dspine.files.gguf_file import MetadataValue
 from dspine.files.gguf_writer import WritableValue
-from dspine.files.mapped import printable
+from dspine.files.mapped import printable, shown
 from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair, TrainingRecord
 
 _PREFIX = f"{ARCHITECTURE}."
@@ -182,7 +182,9 @@ class _Keys:
         self._asked: set[str] = set()
 
     def wrong(self, key: str, expected: str, found: object) -> FileError:
-        return FileError(f"{self._path}: {_PREFIX}{key} is {found!r}, expected {expected}")
+        return FileError(
+            f"{self._path}: {_PREFIX}{key} is {shown(repr(found))}, expected {expected}"
+        )
 
     def refuse_unknown(self) -> None:
         unknown = [
@@ -190,8 +192,9 @@ class _Keys:
         ]
         if unknown:
             raise FileError(
-                f"{self._path} has keys that this dspine does not know ({', '.join(unknown[:5])}): "
-                f"it may need a newer dspine, and running it without them would be wrong"
+                f"{self._path} has keys that this dspine does not know "
+                f"({shown(', '.join(unknown[:5]))}): it may need a newer "
+                f"dspine, and running it without them would be wrong"
             )
 
     def count(self, key: str) -> int:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dspine.errors import FileError
 from dspine.files.dtypes import Bytes, Floats, decode_rows
-from dspine.files.mapped import map_file
+from dspine.files.mapped import map_file, shown
 from dspine.ggml.types import TensorType, all_types
 
 MAGIC = b"GGUF"
@@ -263,7 +263,7 @@ class _HeaderReader:
 
     def _damaged(self, what: str) -> FileError:
         return FileError(
-            f"{self._path} is damaged: {what} (near byte {min(self._at, self._size)} of "
+            f"{self._path} is damaged: {shown(what)} (near byte {min(self._at, self._size)} of "
             f"{self._size}); copy or download it again"
         )
 

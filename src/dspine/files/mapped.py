@@ -9,6 +9,8 @@ from pathlib import Path
 from dspine.errors import FileError
 from dspine.files.atomic import reason
 
+_LONGEST = 300
+
 
 def map_file(path: Path, *, private: bool = False) -> mmap.mmap:
     """Map a whole file read-only; raises FileError when it is missing, empty or unreadable.
@@ -32,3 +34,8 @@ def map_file(path: Path, *, private: bool = False) -> mmap.mmap:
 def printable(text: str) -> str:
     """A text from a file in one line without control characters, safe in messages."""
     return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def shown(text: str) -> str:
+    """The same, cut where a hostile file would make a message of megabytes."""
+    return printable(text[:_LONGEST] + "..." if len(text) > _LONGEST else text)

@@ -19,7 +19,7 @@ import numpy as np
 from dspine.errors import FileError
 from dspine.files.atomic import atomic_write
 from dspine.files.dtypes import Array
-from dspine.files.mapped import map_file, printable
+from dspine.files.mapped import map_file, shown
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -174,20 +174,25 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
 def _entry(path: Path, name: str, entry: object, room: int) -> tuple[str, list[int], int, int]:
     """Check one header entry; returns dtype, shape, and its byte range within the data."""
     if not isinstance(entry, dict):
-        raise _damaged(path, f"tensor {name} is not described")
+        raise _damaged(path, f"tensor {shown(name)} is not described")
     dtype = entry.get("dtype")
     shape, offsets = _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise FileError(
-            f"{path}: tensor {printable(name)} has dtype {dtype!r}, which is not supported"
+            f"{path}: tensor {shown(name)} has dtype {shown(repr(dtype))}, which is not supported"
         )
     if shape is None or offsets is None or len(offsets) != 2:
-        raise _damaged(path, f"the shape or place of tensor {name} is no list of whole numbers")
+        raise _damaged(
+            path, f"the shape or place of tensor {shown(name)} is no list of whole numbers"
+        )
     first, last = offsets
     if len(shape) > 8 or last - first != math.prod(shape) * _DTYPES[dtype].itemsize:
-        raise _damaged(path, f"tensor {name} has shape {shape} but {last - first} bytes")
+        raise _damaged(path, f"tensor {shown(name)} has shape {shape[:9]} but {last - first} bytes")
+    # numpy refuses sides whose product overflows even where another side is 0.
+    if math.prod(n for n in shape if n) >= 1 << 60:
+        raise _damaged(path, f"tensor {shown(name)} has sides that no file holds")
     if last > room:
-        raise _damaged(path, f"tensor {name} lies outside the file, which is cut off")
+        raise _damaged(path, f"tensor {shown(name)} lies outside the file, which is cut off")
     return dtype, shape, first, last
 
 
@@ -199,4 +204,4 @@ def _counts(value: object) -> list[int] | None:
 
 
 def _damaged(path: Path, what: str) -> FileError:
-    return FileError(f"{path} is damaged: {printable(what)}; copy or download it again")
+    return FileError(f"{path} is damaged: {shown(what)}; copy or download it again")
