@@ -41,7 +41,7 @@ def main() -> None:
         for name, path in paths.items():
             quantise_drafter(original, path, name, threads=physical_cores())
         # There and back again: a machine that slows down meanwhile would favour the first.
-        for name in (*MIXES, *reversed(MIXES)):
+        for name in (*MIXES, *reversed(list(MIXES))):
             found = measure(target, paths[name], arguments)
             before = document.setdefault(name, found)
             before["draft_ms"] = min(before["draft_ms"], found["draft_ms"])
