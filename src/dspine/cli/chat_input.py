@@ -92,12 +92,14 @@ class TerminalReader:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.shortcuts import CompleteStyle
 
         self.completer = WordCompleter(sorted(commands), sentence=True)
         self._session: PromptSession[str] = PromptSession(
             history=InMemoryHistory() if history is None else FileHistory(str(history)),
             completer=self.completer,
             complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,  # a menu would keep lines below free
         )
 
     def read(self, prompt: str) -> str:
