@@ -53,6 +53,8 @@ class FakeTarget:
         self._first = 0
         self._count = 0
         self._has_logits = False
+        self._with_logits = 0
+        """First row of the last decode with logits."""
 
     def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
         assert 1 <= len(tokens) <= self.n_batch, f"a batch of {len(tokens)} tokens"
@@ -62,14 +64,16 @@ class FakeTarget:
         self.memory.extend(tokens)
         self.decoded.append((position, tuple(tokens)))
         self._first, self._count = position, len(tokens)
-        self._has_logits = logits == "all"
+        asked = logits if isinstance(logits, int) else len(tokens) if logits == "all" else 0
+        assert 0 <= asked <= len(tokens)
+        self._has_logits, self._with_logits = asked > 0, len(tokens) - asked
         self._removable = min(self.snapshots, len(tokens) - 1)
 
     def wait(self) -> None:
         assert self._has_logits, "rows without logits"
 
     def argmax(self, row: int) -> int:
-        assert self._has_logits and 0 <= row < self._count, f"no logits in row {row}"
+        assert self._with_logits <= row < self._count, f"no logits in row {row}"
         self.rows_asked.append(row)
         return self.next_token(self.decoded_prefix(row))
 

@@ -122,6 +122,10 @@ def test_the_width_policy_hears_of_waiting_rows() -> None:
     collect(list(generate(run, stepper)))
     rows = [len(rows) for _, rows in target.decoded[1:]]
     assert [ask.extra for ask in asks][:4] == [0, 2, 4, 6]
+    # Only a block with nothing in front finds a state that was not saved yet.
+    costs = [ask.copies for ask in asks[:4]]
+    assert all(copies is not None and copies.save_ms == 0.0 for copies in costs)
+    assert costs[1] is not None and costs[1].restore_ms > 0.0
     assert rows[:4] == [0 + 4, 2 + 4, 4 + 4, 6 + 4]
 
 

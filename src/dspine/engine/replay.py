@@ -49,7 +49,8 @@ def replay(
     logits: tuple[float, float] | None = None
     for step in trace.steps:
         rollback.before_verify(max(0, len(step.tokens) - step.first_row - 1))
-        target.decode(step.tokens, step.position, "all" if step.emitted else "none")
+        rows = len(step.tokens) - step.first_row
+        target.decode(step.tokens, step.position, rows if step.emitted else "none")
         for row in range(step.first_row, step.first_row + step.emitted):
             if pair is not None and len(chosen) == until:
                 values = target.logits(row)

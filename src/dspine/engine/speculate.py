@@ -79,7 +79,7 @@ class SpeculativeStepper:
         if not drafts:
             self._rollback.before_verify(0)
         saved_at = perf_counter()
-        run.target.decode(feed, held, "all")
+        run.target.decode(feed, held, 1 + len(drafts) if extra else "all")
         run.target.wait()
         verified_at = perf_counter()
 

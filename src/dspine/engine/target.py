@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from dspine.drafters.base import Features
 
-LogitRows = Literal["all", "none"]
+LogitRows = Literal["all", "none"] | int
+"""Of a decode: all rows, none, or the last so many."""
 
 
 @dataclass(frozen=True, slots=True)

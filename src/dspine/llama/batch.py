@@ -14,7 +14,7 @@ from dspine.errors import CapacityError, UsageError
 from dspine.llama.checks import require_count
 from dspine.llama.library import native_functions
 
-LogitsOf = Literal["all", "last", "none"]
+LogitsOf = Literal["all", "last", "none"] | int
 _LARGEST = 2**31 - 1
 
 
@@ -141,7 +141,7 @@ class Batch:
     ) -> int:
         """Add consecutive rows from `position` on and return the index of the first.
 
-        Logits are asked for all, the last or none of them. Errors as in `add`.
+        Logits are asked for all, the last, the last so many or none of them. Errors as in `add`.
         """
         count = len(tokens)
         first = self._size
@@ -150,8 +150,12 @@ class Batch:
         self._check_room(count)
         highest = max(tokens)
         _check_token(min(tokens), highest)
-        if logits not in ("all", "last", "none"):
-            raise UsageError(f"logits is {logits!r}: choose all, last or none")
+        named: dict[str | int, int] = {"all": count, "last": 1, "none": 0}
+        asked = named.get(logits, logits if isinstance(logits, int) else -1)
+        if not 0 <= asked <= count:
+            raise UsageError(
+                f"logits is {logits!r}: choose all, last, none or a number of up to {count} rows"
+            )
         self._check_span(sequence, position, count)
         self._extend(sequence, position, count)
         end = first + count
@@ -160,11 +164,10 @@ class Batch:
         numbers.pack_into(self._tokens.data, 4 * first, *tokens)
         numbers.pack_into(self._positions.data, 4 * first, *range(position, position + count))
         numbers.pack_into(self._sequences.data, 4 * first, *repeat(sequence, count))
-        rest = count - 1
-        wanted = {"all": b"\1" * count, "last": bytes(rest) + b"\1", "none": bytes(count)}[logits]
+        wanted = bytes(count - asked) + b"\1" * asked
         struct.pack_into(f"{count}s", self._wanted.data, first, wanted)
         self._highest_token = max(self._highest_token, highest)
-        self._outputs += {"all": count, "last": 1, "none": 0}[logits]
+        self._outputs += asked
         self._size = end
         self.native.n_tokens = end
         return first
