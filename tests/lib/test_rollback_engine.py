@@ -183,3 +183,14 @@ def test_memory_does_not_grow_with_steps(
             sizes.append(resident_bytes() or 0)
     # The first answer brings buffers and caches of the interpreter along; then 600 steps more.
     assert sizes[-1] - sizes[0] < 2 * 2**20
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_measured_costs_decide_when_waiting_tokens_are_stored(
+    files: dict[str, tuple[Path, Path]], tmp_path: Path, limit: int | None
+) -> None:
+    options = {"calibrate": True, "cache_dir": tmp_path, "spec_draft_n_max": limit}
+    with load(files["qwen35"], rollback="checkpoint", proposer="ngram", **options) as engine:
+        comparison = engine.compare(PROMPT * 4, max_tokens=60)
+        assert explained(comparison)
+        assert limit is None or comparison.speculative.stats.drafted > 0
