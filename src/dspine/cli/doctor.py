@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dspine.cli.models import named_pair
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import print_json
 from dspine.cli.session import FLASH_ATTENTION
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 @settings_command("doctor")
 def command(options: Options) -> int:
     """Examine the llama.cpp library and this machine; exit code 0 means that all works."""
+    model, drafter = named_pair(options)
     question = Question(
-        model=options.path("model"),
-        drafter=options.path("model_draft"),
+        model=model,
+        drafter=drafter,
         library=options.path("library"),
         cache_dir=options.path("cache_dir"),
         n_ctx=options.positive("ctx_size"),

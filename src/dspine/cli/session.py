@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from dspine.cli.models import named_pair
 from dspine.cli.options import Options
 from dspine.cli.prompt import read_prompt, read_text
 from dspine.cli.sampling import read_sampling
@@ -159,9 +160,10 @@ def open_engine(options: Options, *, may_draft_later: bool = False) -> Engine:
     logging.basicConfig(format="dspine: %(message)s", level=logging.WARNING)
     template, flash = options.path("chat_template"), options.choice("flash_attn")
     plain = options.switch("plain") and not may_draft_later
+    model, drafter = named_pair(options, drafter=not plain)
     return load(
-        options.path("model"),
-        options.path("model_draft"),
+        model,
+        drafter,
         proposer="none" if plain else options.choice("proposer"),
         n_ctx=options.positive("ctx_size"),
         n_threads=options.positive("threads"),

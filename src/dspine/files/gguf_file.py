@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from dspine.errors import FileError
 from dspine.files.dtypes import Bytes, Floats, decode_rows
 from dspine.files.mapped import map_file, shown
+from dspine.files.split import split_names
 from dspine.ggml.types import TensorType, all_types
 
 MAGIC = b"GGUF"
@@ -50,7 +50,6 @@ _TYPES = {t.number: t for t in all_types()}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _LEAST_PAIR = 8 + 1 + 4 + 1
 _LEAST_TENSOR = 8 + 1 + 4 + 4 + 8
-_SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 MetadataValue: TypeAlias = bool | int | float | str | tuple[str, ...] | npt.NDArray[Any]
 """A scalar, an array of numbers or booleans (numpy), or an array of strings (tuple)."""
@@ -198,15 +197,11 @@ def split_files(path: Path) -> tuple[Path, ...]:
 
     The given file comes first. Raises FileError when a part is missing.
     """
-    match = _SPLIT_NAME.match(path.name)
-    if match is None or not 1 < int(match["count"]) < 10000:
-        return (path,)
-    count = int(match["count"])
-    names = (f"{match['stem']}-{n:05d}-of-{count:05d}.gguf" for n in range(1, count + 1))
+    names = split_names(path.name)
     others = [path.with_name(n) for n in names if n != path.name]
     missing = next((p for p in others if not p.exists()), None)
     if missing is not None:
-        raise FileError(f"{missing} is missing: {path} is one of {count} parts of one model")
+        raise FileError(f"{missing} is missing: {path} is one of {len(names)} parts of one model")
     return (path, *others)
 
 
