@@ -171,7 +171,7 @@ def narrow_steps(outcome: Outcome, way: Way) -> int:
     for step, record in zip(outcome.steps, outcome.trace.steps, strict=True):
         assert len(record.tokens) == 1 + step.drafted
         room = min(DRAFTS, way.tokens - emitted - 1)
-        short_repeat = step.proposer == "ngram" and 0 < step.drafted < room
+        short_repeat = step.proposer in ("ngram", "table") and 0 < step.drafted < room
         narrow += step.drafted != room and not short_repeat
         emitted += len(step.tokens)
     return narrow
