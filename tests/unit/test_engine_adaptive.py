@@ -318,3 +318,19 @@ def test_times_correct_the_costs_slowly_and_within_limits() -> None:
         costs.observe_draft(costs.drafts(2)[8], 1e9)
     assert costs.drafts(2)[8] == pytest.approx(16.0), "at most four times what was measured"
     costs.observe_rows(0.0, 1, 0.0)
+
+
+def test_only_drafts_that_follow_a_draft_correct_the_price_of_drafting() -> None:
+    costs = StepCosts(CostTable({1: 10.0, 16: 11.0}, {2: 1.0, 8: 1.0}), 16)
+    policy = AdaptiveWidth(costs, most_drafts=15, block_size=8, curve=(0.9,) * 7)
+    before = costs.drafts(2)[8]
+    prices = []
+    for _ in range(3):
+        count = policy.ask((), Ask(5, 100, 15), 2)
+        assert count > 0
+        tokens = tuple(range(20, 20 + count))
+        policy.choose(Proposal(tokens, (0.9,) * count, "dspine"))
+        policy.observe(Outcome(0, (99,), draft_ms=4.0, verify_ms=10.0))
+        prices.append(costs.drafts(2)[8])
+    assert prices[0] == before
+    assert before < prices[1] < prices[2]

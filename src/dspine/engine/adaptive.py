@@ -129,7 +129,7 @@ class AdaptiveWidth:
         self._extra = 0
         self._drafts: list[float] = []
         self._width = self._situation = 0
-        self._probing = False
+        self._probing = self._warm = False
         self._rate = self._hoped = self._without = 0.0
 
     def begin(self) -> None:
@@ -222,7 +222,11 @@ class AdaptiveWidth:
                 cost += self._restore
         if self._width:
             cost += self._drafts[self._width]
-            self._costs.observe_draft(self._drafts[self._width], outcome.draft_ms)
+            # After steps without drafts the drafter's weights have left the caches: such a draft
+            # says nothing about what drafting at every step costs.
+            if self._warm:
+                self._costs.observe_draft(self._drafts[self._width], outcome.draft_ms)
+        self._warm = self._width > 0
         cost /= self._plain
         self._tokens += len(confirmed) - PACE * self._tokens
         self._time += cost - PACE * self._time
