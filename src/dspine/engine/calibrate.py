@@ -165,31 +165,13 @@ def time_rows(
     """
     for target in targets.values():
         target.clear()
-        for start in range(0, depth, target.n_batch):
-            chunk = tokens[start : min(start + target.n_batch, depth)]
-            target.decode(chunk, start, "none")
-        target.checkpoint()
+        _read(target, tokens, 0, depth)
 
-    def once(case: tuple[int, bool]) -> float:
-        count, flash = case
-        target = targets[flash]
-        started = perf_counter()
-        target.decode(tokens[depth : depth + count], depth, "all")
+    def finish(target: Target, count: int) -> None:
         for row in range(count):
             target.argmax(row)
-        spent = (perf_counter() - started) * 1000.0
-        target.restore()
-        return spent
 
-    cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
-    times = _take_turns(once, cases, len(targets), repeats, budget_ms)
-    for target in targets.values():
-        target.clear()
-    best = {
-        flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
-        for flash in sorted(targets)
-    }
-    return RowTiming(best, spread(times, len(cases)))
+    return _time_after(targets, tokens, depth, counts, finish, repeats, budget_ms)
 
 
 def time_deep(
@@ -211,31 +193,12 @@ def time_deep(
     while depth + most < len(tokens) and (perf_counter() - started) * 1000.0 < budget_ms:
         end = min(depth + DEPTH, len(tokens) - most)
         for target in targets.values():
-            for start in range(depth, end, target.n_batch):
-                target.decode(tokens[start : min(start + target.n_batch, end)], start, "none")
+            _read(target, tokens, depth, end)
         depth = end
-    for target in targets.values():
-        target.checkpoint()
-
-    def once(case: tuple[int, bool]) -> float:
-        count, flash = case
-        target = targets[flash]
-        started = perf_counter()
-        target.decode(tokens[depth : depth + count], depth, "all")
-        target.wait()
-        spent = (perf_counter() - started) * 1000.0
-        target.restore()
-        return spent
-
-    cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
-    times = _take_turns(once, cases, len(targets), repeats, budget_ms)
-    for target in targets.values():
-        target.clear()
-    best = {
-        flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
-        for flash in sorted(targets)
-    }
-    return depth, RowTiming(best, spread(times, len(cases)))
+    times = _time_after(
+        targets, tokens, depth, counts, lambda target, _: target.wait(), repeats, budget_ms
+    )
+    return depth, times
 
 
 def choose_threads(
@@ -256,8 +219,7 @@ def choose_threads(
         return candidates[0], 1.0
     target.clear()
     context, rows = tokens[:-4], tokens[-4:]
-    for start in range(0, len(context), target.n_batch):
-        target.decode(context[start : start + target.n_batch], start, "none")
+    _read(target, context, 0, len(context))
     target.checkpoint()
     times: dict[tuple[int, int], list[float]] = {}
     began = perf_counter()
@@ -395,6 +357,49 @@ def spread(times: Mapping[Any, Sequence[float]], cases: int) -> float:
     typical = statistics.median(ratios)
     hurried = len(ratios) < cases and max(ratios) > STEADY
     return max(typical, NOISY) if hurried else typical
+
+
+def _read(target: Target, tokens: Sequence[int], first: int, end: int) -> None:
+    """Decode tokens first ... end - 1 at their own positions, without logits."""
+    for start in range(first, end, target.n_batch):
+        target.decode(tokens[start : min(start + target.n_batch, end)], start, "none")
+
+
+def _time_after(
+    targets: Mapping[bool, Target],
+    tokens: Sequence[int],
+    depth: int,
+    counts: Sequence[int],
+    finish: Callable[[Target, int], None],
+    repeats: int,
+    budget_ms: float,
+) -> RowTiming:
+    """Best time of decoding n rows in memories that hold `depth` of `tokens`, emptied afterwards.
+
+    `finish` belongs to the time: it waits for the decode, or looks at its rows.
+    """
+    for target in targets.values():
+        target.checkpoint()
+
+    def once(case: tuple[int, bool]) -> float:
+        count, flash = case
+        target = targets[flash]
+        started = perf_counter()
+        target.decode(tokens[depth : depth + count], depth, "all")
+        finish(target, count)
+        spent = (perf_counter() - started) * 1000.0
+        target.restore()
+        return spent
+
+    cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
+    times = _take_turns(once, cases, len(targets), repeats, budget_ms)
+    for target in targets.values():
+        target.clear()
+    best = {
+        flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
+        for flash in sorted(targets)
+    }
+    return RowTiming(best, spread(times, len(cases)))
 
 
 def _take_turns(
