@@ -34,7 +34,7 @@ def provenance() -> dict[str, Any]:
     """Machine, versions, commit and command line of this run."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["python", *(Path(word).name for word in sys.argv)]),
         "commit": _git("rev-parse", "HEAD"),
         "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "machine": {
