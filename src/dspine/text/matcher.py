@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dspine.errors import UsageError
+from dspine.errors import LibraryError, UsageError
 from dspine.text.grammar import GrammarOptions, one_line
 
 if TYPE_CHECKING:
@@ -205,4 +205,7 @@ class _Vocabulary:
 
     def __call__(self, text: bytes) -> list[int]:
         """Asked for only to force a tokenization, which our grammars switch off."""
-        raise NotImplementedError("forced tokens are off")
+        raise LibraryError(
+            f"llguidance asked to tokenize {text!r}, which dspine's grammars switch off: install "
+            f"the llguidance that dspine asks for (pip install --upgrade dspine)"
+        )
