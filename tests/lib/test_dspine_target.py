@@ -13,7 +13,7 @@ from dspine.errors import ClosedError, FileError
 from dspine.files.drafter_file import write_drafter
 from dspine.files.gguf_file import find_tensor
 from dspine.files.pairing import describe_target
-from dspine.files.schema import DrafterConfig, TrainingRecord, tensor_specs
+from dspine.files.schema import DSpineConfig, TrainingRecord, tensor_specs
 from dspine.ggml import HostTensor, Tensor
 from dspine.llama.library import find_library
 from dspine.llama.model import Model
@@ -29,7 +29,7 @@ def _library() -> None:
     find_library()
 
 
-def config_for(target: Path, **changes: object) -> DrafterConfig:
+def config_for(target: Path, **changes: object) -> DSpineConfig:
     pair = describe_target(target)
     sizes = {
         "vocab_size": pair.vocab_size,

@@ -21,7 +21,7 @@ from dspine.errors import CapacityError, ClosedError, FileError, PairError, Usag
 from dspine.files import drafter_file
 from dspine.files.drafter_file import write_drafter
 from dspine.files.pairing import describe_target
-from dspine.files.schema import DrafterConfig, TrainingRecord
+from dspine.files.schema import DSpineConfig, TrainingRecord
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 from tests.support.drafter_files import weights
@@ -39,7 +39,7 @@ class Files:
 def random_drafter(path: Path, target: Path, taps: tuple[int, ...], **changes: object) -> Path:
     """A drafter file for `target` whose weights are noise."""
     pair = describe_target(target)
-    config = DrafterConfig(
+    config = DSpineConfig(
         hidden_size=pair.hidden_size,
         intermediate_size=64,
         num_layers=2,

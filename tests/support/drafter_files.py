@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dspine.files.schema import DrafterConfig, Pair, TrainingRecord, tensor_specs
+from dspine.files.schema import DSpineConfig, Pair, TrainingRecord, tensor_specs
 
-SMALL = DrafterConfig(
+SMALL = DSpineConfig(
     hidden_size=64,
     intermediate_size=96,
     num_layers=2,
@@ -47,7 +47,7 @@ RECORD = TrainingRecord((0.75, 0.5, 0.25, 0.125), {"command": "fit", "answers": 
 
 
 def weights(
-    config: DrafterConfig = SMALL, dtype: str = "float32", seed: int = 3
+    config: DSpineConfig = SMALL, dtype: str = "float32", seed: int = 3
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Normal random numbers for every tensor; `dtype` "bfloat16" gives uint16 bits."""
     rng = np.random.default_rng(seed)
@@ -62,7 +62,7 @@ def weights(
     return made
 
 
-def with_reduced_head(config: DrafterConfig = SMALL, size: int = 48) -> DrafterConfig:
+def with_reduced_head(config: DSpineConfig = SMALL, size: int = 48) -> DSpineConfig:
     """The same drafter choosing among `size` tokens only."""
     return replace(config, draft_vocab_size=size)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dspine.files.schema import DrafterConfig, tensor_specs
+from dspine.files.schema import DSpineConfig, tensor_specs
 
 Array = npt.NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class NumpyDSpine:
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: DSpineConfig,
         tensors: Mapping[str, npt.NDArray[np.float32]],
         embedding: npt.NDArray[np.float32],
         head: npt.NDArray[np.float32],
@@ -178,7 +178,7 @@ class NumpyDSpine:
 
 
 def random_tensors(
-    config: DrafterConfig, rng: np.random.Generator
+    config: DSpineConfig, rng: np.random.Generator
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Weights of every tensor: matrices that keep magnitudes near 1, norms near 1, codes of
     unit length, and writes and gates strong enough to matter.

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.dspine import DSpineDrafter
-from dspine.files.schema import DrafterConfig, tensor_specs
+from dspine.files.schema import DSpineConfig, tensor_specs
 from dspine.ggml import HostTensor
 from tests.support.numpy_dspine import NumpyDSpine, random_tensors
 
 FloatArray = npt.NDArray[np.float32]
 
 
-def tiny_config(windows: tuple[int | None, ...] = (None, None), **changes: Any) -> DrafterConfig:
+def tiny_config(windows: tuple[int | None, ...] = (None, None), **changes: Any) -> DSpineConfig:
     """2 layers unless `windows` says otherwise; every size differs, so that none is mistaken."""
     base: dict[str, Any] = {
         "hidden_size": 64,
@@ -39,14 +39,14 @@ def tiny_config(windows: tuple[int | None, ...] = (None, None), **changes: Any) 
         "top_k": 5,
         "rope_theta": 1000.0,
     }
-    return DrafterConfig(**(base | changes))
+    return DSpineConfig(**(base | changes))
 
 
 @dataclass
 class TinyPair:
     """Random weights of a drafter and of the two target tensors it reads."""
 
-    config: DrafterConfig
+    config: DSpineConfig
     seed: int = 0
     tied: bool = True
     tensors: dict[str, FloatArray] = field(init=False)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from dspine.files.drafter_file import write_drafter
 from dspine.files.pairing import describe_target
-from dspine.files.schema import DrafterConfig, TrainingRecord, tensor_specs
+from dspine.files.schema import DSpineConfig, TrainingRecord, tensor_specs
 from tests.support.tiny_drafter import TinyPair, tiny_config
 
 
-def config_for(target: Path, **changes: object) -> DrafterConfig:
+def config_for(target: Path, **changes: object) -> DSpineConfig:
     """Two layers, one of them windowed, reading the target's layers 0 and 1."""
     pair = describe_target(target)
     sizes = {

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from dspine.files.pairing import describe_target
-from dspine.files.schema import DrafterConfig, tensor_specs
+from dspine.files.schema import DSpineConfig, tensor_specs
 from dspine.train.module import BlockOutput, DSpineModule, SequenceView, block_embedding
 from dspine.train.shards import ShardWriter, to_bf16
 from tests.support.tiny_drafter import TinyPair
@@ -111,7 +111,7 @@ def add_sequence(
     )
 
 
-def small_config(**changes: Any) -> DrafterConfig:
+def small_config(**changes: Any) -> DSpineConfig:
     """One layer with round sizes, for hand-computed cases."""
     base: dict[str, Any] = {
         "hidden_size": 4,
@@ -131,4 +131,4 @@ def small_config(**changes: Any) -> DrafterConfig:
         "message_size": 1,
         "top_k": 2,
     }
-    return DrafterConfig(**(base | changes))
+    return DSpineConfig(**(base | changes))

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from dspine.errors import UsageError
-from dspine.files.schema import DrafterConfig
+from dspine.files.schema import DSpineConfig
 from dspine.train.batches import Piece, make_batch
 from dspine.train.options import FitOptions, Geometry
 from dspine.train.shards import Shard, list_shards
 from tests.support.tiny_models import tiny_llama
 from tests.support.training import pattern_shards
 
-CONFIG = DrafterConfig(
+CONFIG = DSpineConfig(
     hidden_size=32,
     intermediate_size=64,
     num_layers=1,

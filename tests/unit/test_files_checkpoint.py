@@ -18,7 +18,7 @@ from dspine.files.checkpoint_config import from_json, to_json
 from dspine.files.convert import convert_checkpoint
 from dspine.files.drafter_file import read_drafter
 from dspine.files.safetensors_file import SafeTensor, read_safetensors, write_safetensors
-from dspine.files.schema import DrafterConfig, TrainingRecord, tensor_specs
+from dspine.files.schema import DSpineConfig, TrainingRecord, tensor_specs
 from tests.support.drafter_files import (
     PAIR,
     RECORD,
@@ -57,7 +57,7 @@ QWEN3_8B: dict[str, Any] = {
     "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
     "dspine_config": {"transfer_rank": 1024, "message_size": 512, "top_k": 16, "ce_weight": 0.1},
 }
-EXPECTED_8B = DrafterConfig(
+EXPECTED_8B = DSpineConfig(
     hidden_size=4096,
     intermediate_size=12288,
     num_layers=5,

@@ -22,11 +22,11 @@ from dspine.errors import FileError, PairError
 from dspine.files.drafter_file import read_drafter, write_drafter
 from dspine.files.gguf_file import open_tensors, read_header
 from dspine.files.gguf_writer import TensorToWrite, WritableValue, write_gguf
-from dspine.files.schema import DrafterConfig, Pair, TrainingRecord, default_taps, tensor_specs
+from dspine.files.schema import DSpineConfig, Pair, TrainingRecord, default_taps, tensor_specs
 from dspine.ggml.types import type_by_name
 from tests.support.drafter_files import PAIR, RECORD, SMALL, weights, with_reduced_head
 
-TARGET_27B = DrafterConfig(
+TARGET_27B = DSpineConfig(
     hidden_size=5120,
     intermediate_size=17408,
     num_layers=5,

@@ -26,7 +26,7 @@ from dspine.files.dtypes import Array, encode
 from dspine.files.mapped import printable
 from dspine.files.pairing import check_fit
 from dspine.files.safetensors_file import SafeTensor, read_safetensors, write_safetensors
-from dspine.files.schema import DrafterConfig, Pair, TensorSpec, TrainingRecord, tensor_specs
+from dspine.files.schema import DSpineConfig, Pair, TensorSpec, TrainingRecord, tensor_specs
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -45,7 +45,7 @@ class Checkpoint:
     """A drafter read from a folder; arrays are mapped from the file until they are used."""
 
     folder: Path
-    config: DrafterConfig
+    config: DSpineConfig
     pair: Pair | None
     """None in folders that other programs wrote: they do not say which target they are for."""
     record: TrainingRecord
@@ -56,7 +56,7 @@ class Checkpoint:
 
 def write_checkpoint(
     folder: Path,
-    config: DrafterConfig,
+    config: DSpineConfig,
     pair: Pair,
     record: TrainingRecord,
     tensors: Mapping[str, Array],

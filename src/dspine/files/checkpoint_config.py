@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspine.errors import FileError
-from dspine.files.schema import DrafterConfig, default_taps
+from dspine.files.schema import DSpineConfig, default_taps
 
 ARCHITECTURE_NAME = "DSpineDraftModel"
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -39,10 +39,10 @@ _COUNTS: Mapping[str, str] = {
     "vocab_size": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-"""Field of DrafterConfig -> key of config.json."""
+"""Field of DSpineConfig -> key of config.json."""
 
 
-def to_json(config: DrafterConfig, num_target_layers: int, dtype: str) -> dict[str, Any]:
+def to_json(config: DSpineConfig, num_target_layers: int, dtype: str) -> dict[str, Any]:
     """The content of config.json. `dtype` is torch's name: bfloat16, float16 or float32.
 
     Raises FileError for windows that differ between layers: the format has one window only.
@@ -91,7 +91,7 @@ def to_json(config: DrafterConfig, num_target_layers: int, dtype: str) -> dict[s
 
 def from_json(
     label: str, values: Mapping[str, Any], draft_vocab_size: int | None = None
-) -> DrafterConfig:
+) -> DSpineConfig:
     """Read config.json. `label` names the file in errors.
 
     Anything that would change the arithmetic and is missing, unknown or contradictory raises
@@ -103,7 +103,7 @@ def from_json(
         raise FileError(f"{label}: {error}") from error
 
 
-def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> DrafterConfig:
+def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> DSpineConfig:
     _check_kind(values)
     dflash = _table(values, "dflash_config")
     _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS)
@@ -121,7 +121,7 @@ def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> Draft
     _refuse_unknown("dspine_config", sizes, _TRAINING_KEYS | set(_DEFAULTS))
     counts = {field: _required(values, key) for field, key in _COUNTS.items()}
     num_layers = layer_count(values)
-    return DrafterConfig(
+    return DSpineConfig(
         **counts,
         **{key: sizes.get(key, default) for key, default in _DEFAULTS.items()},
         target_hidden_size=values.get("target_hidden_size", counts["hidden_size"]),

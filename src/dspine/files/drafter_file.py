@@ -24,7 +24,7 @@ from dspine.files.mapped import printable
 from dspine.files.pairing import check_fit
 from dspine.files.schema import (
     ARCHITECTURE,
-    DrafterConfig,
+    DSpineConfig,
     Pair,
     TensorSpec,
     TrainingRecord,
@@ -45,7 +45,7 @@ class DrafterFile:
     """A drafter read from a GGUF; tensors stay mapped from the file until they are used."""
 
     path: Path
-    config: DrafterConfig
+    config: DSpineConfig
     pair: Pair
     record: TrainingRecord
     tensors: Mapping[str, StoredTensor]
@@ -72,7 +72,7 @@ class DrafterFile:
 
 def write_drafter(
     path: Path,
-    config: DrafterConfig,
+    config: DSpineConfig,
     pair: Pair,
     record: TrainingRecord,
     tensors: Weights,
@@ -165,7 +165,7 @@ def check_shape(label: str, spec_name: str, expected: tuple[int, ...], found: ob
 
 
 def check_draft_vocab(
-    config: DrafterConfig, draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None
+    config: DSpineConfig, draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None
 ) -> npt.NDArray[np.int32] | None:
     """The reduced head's target ids as int32; FileError when they do not fit the config."""
     if (draft_vocab is None) != (config.draft_vocab_size is None):

@@ -14,7 +14,7 @@ from dspine.errors import FileError
 from dspine.files.gguf_file import MetadataValue
 from dspine.files.gguf_writer import WritableValue
 from dspine.files.mapped import printable, shown
-from dspine.files.schema import ARCHITECTURE, DrafterConfig, Pair, TrainingRecord
+from dspine.files.schema import ARCHITECTURE, DSpineConfig, Pair, TrainingRecord
 
 _PREFIX = f"{ARCHITECTURE}."
 _COUNTS: Mapping[str, str] = {
@@ -33,7 +33,7 @@ _COUNTS: Mapping[str, str] = {
     "top_k": "top_k",
     "max_positions": "context_length",
 }
-"""Whole numbers: field of DrafterConfig -> key without the architecture."""
+"""Whole numbers: field of DSpineConfig -> key without the architecture."""
 _REQUIRED_FOR = {
     "attention.causal": "whether each layer's attention inside the block is causal",
     "attention.sliding_window": "the window of each layer (0 for none)",
@@ -41,7 +41,7 @@ _REQUIRED_FOR = {
 
 
 def to_metadata(
-    config: DrafterConfig, pair: Pair, record: TrainingRecord
+    config: DSpineConfig, pair: Pair, record: TrainingRecord
 ) -> dict[str, WritableValue]:
     """All keys of a drafter file. Raises FileError when the record cannot be stored."""
     values: dict[str, WritableValue] = {
@@ -75,7 +75,7 @@ def to_metadata(
 
 def from_metadata(
     path: Path, metadata: Mapping[str, MetadataValue], draft_vocab_size: int | None
-) -> tuple[DrafterConfig, Pair, TrainingRecord]:
+) -> tuple[DSpineConfig, Pair, TrainingRecord]:
     """Read every key strictly: missing, mistyped and unknown `dspine.*` keys raise FileError."""
     keys = _Keys(path, metadata)
     counts = {field: keys.count(key) for field, key in _COUNTS.items()}
@@ -102,7 +102,7 @@ def from_metadata(
     provenance = _provenance(keys)
     keys.refuse_unknown()
     try:
-        config = DrafterConfig(
+        config = DSpineConfig(
             **counts,
             taps=tuple(t - 1 for t in taps),
             windows=tuple(w or None for w in windows),
@@ -118,7 +118,7 @@ def from_metadata(
     return config, pair, record
 
 
-def checked_curve(config: DrafterConfig, record: TrainingRecord) -> tuple[float, ...]:
+def checked_curve(config: DSpineConfig, record: TrainingRecord) -> tuple[float, ...]:
     """The acceptance curve; FileError unless it is empty or has a probability for every slot."""
     curve = record.acceptance_curve
     if curve and len(curve) != config.block_size - 1:

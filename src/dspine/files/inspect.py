@@ -17,7 +17,7 @@ from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
 from dspine.files.pairing import describe_target, metadata_text
 from dspine.files.safetensors_file import read_safetensors
-from dspine.files.schema import ARCHITECTURE, DrafterConfig, TrainingRecord
+from dspine.files.schema import ARCHITECTURE, DSpineConfig, TrainingRecord
 
 Facts = dict[str, object]
 
@@ -182,7 +182,7 @@ def _base(path: Path, form: str, kind: str, role: str, note: str) -> Facts:
     return {"path": str(path), "format": form, "kind": kind, "role": role, "note": note}
 
 
-def _geometry(config: DrafterConfig) -> Facts:
+def _geometry(config: DSpineConfig) -> Facts:
     facts: Facts = asdict(config)
     facts["taps"] = list(config.taps)
     facts["windows"] = list(config.windows)

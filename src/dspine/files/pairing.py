@@ -14,7 +14,7 @@ from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError, PairError
 from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
 from dspine.files.mapped import printable
-from dspine.files.schema import DrafterConfig, Pair
+from dspine.files.schema import DSpineConfig, Pair
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _ENCODING = re.compile(r"[.-](?:(?:UD-)?I?Q\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)
@@ -107,7 +107,7 @@ def check_pair(pair: Pair, target: Pair) -> list[str]:
     return warnings
 
 
-def check_fit(label: str, config: DrafterConfig, pair: Pair) -> None:
+def check_fit(label: str, config: DSpineConfig, pair: Pair) -> None:
     """Raise PairError when a drafter's own sizes contradict the target it is said to be for."""
     for what, expected, found in (
         ("target hidden size", config.target_hidden_size, pair.hidden_size),

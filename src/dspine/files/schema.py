@@ -1,4 +1,4 @@
-"""What a DSpine drafter consists of: its configuration, its pair, and the exact tensor list.
+"""What a drafter consists of: its configuration by kind, its pair, and the exact tensor list.
 
 Both file formats (SpecForge safetensors and our GGUF), the torch module and the ggml graph
 take names and shapes from here, so they cannot drift apart.
@@ -9,22 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from dspine.errors import FileError
 
 ARCHITECTURE = "dspine"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterConfig:
-    """Geometry of a DSpine drafter. Sizes are counts; `rope_theta`, `rms_norm_eps` plain numbers.
+    """What every drafter of the family has: the geometry of its backbone, taps and block.
 
+    Sizes are counts; `rope_theta`, `rms_norm_eps` plain numbers.
     `taps` are 0-based target layer ids whose *output* is read, in concatenation order.
     `windows` has one entry per layer: the sliding window in tokens (the current one counted),
     or None for full attention. `causal` has one entry per layer (attention inside the block).
     `draft_vocab_size` is None for the target's full vocabulary, else the size of the reduced head.
     """
 
+    kind: ClassVar[str] = ""
+    """The name that people know the kind by, as in `DSpine`."""
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -38,9 +42,6 @@ class DrafterConfig:
     mask_token_id: int
     windows: tuple[int | None, ...]
     causal: tuple[bool, ...]
-    transfer_rank: int
-    message_size: int
-    top_k: int = 16
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_positions: int = 8192
@@ -56,9 +57,6 @@ class DrafterConfig:
             "head_dim",
             "vocab_size",
             "target_hidden_size",
-            "transfer_rank",
-            "message_size",
-            "top_k",
             "max_positions",
         ):
             _require_count(name, getattr(self, name), 1)
@@ -70,24 +68,12 @@ class DrafterConfig:
             )
         if self.head_dim % 2:
             raise FileError(f"head_dim {self.head_dim} is odd: rotary positions need pairs")
-        if self.transfer_rank > min(self.hidden_size, self.vocab_size - 1):
-            raise FileError(
-                f"transfer_rank {self.transfer_rank} is above "
-                f"{min(self.hidden_size, self.vocab_size - 1)}, the smaller of hidden_size and "
-                f"vocab_size - 1"
-            )
-        if self.top_k > (self.draft_vocab_size or self.vocab_size):
-            raise FileError(f"top_k {self.top_k} is larger than the vocabulary it chooses from")
         for name in ("windows", "causal"):
             if len(getattr(self, name)) != self.num_layers:
                 raise FileError(
                     f"{name} names {len(getattr(self, name))} layers, the drafter has "
                     f"{self.num_layers}: every layer must say its own"
                 )
-        if not all(self.causal):
-            raise FileError(
-                "causal is false for a layer: DSpine needs causal attention inside the block"
-            )
         if not self.taps or any(isinstance(t, bool) or t < 0 for t in self.taps):
             raise FileError(f"taps {list(self.taps)} must be one or more target layer ids from 0")
         if not 0 <= self.mask_token_id < self.vocab_size:
@@ -114,6 +100,76 @@ class DrafterConfig:
         """First context position that any slot of a block anchored there can see."""
         window = self.context_window
         return 0 if window is None else max(0, anchor_position - window + 1)
+
+    def _require_candidates(self, name: str, count: int) -> None:
+        _require_count(name, count, 1)
+        if count > (self.draft_vocab_size or self.vocab_size):
+            raise FileError(f"{name} {count} is larger than the vocabulary it chooses from")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DSpineConfig(DrafterConfig):
+    """The backbone with adjacent injection and a transition table over `top_k` candidates."""
+
+    kind: ClassVar[str] = "DSpine"
+    transfer_rank: int
+    message_size: int
+    top_k: int = 16
+
+    def __post_init__(self) -> None:
+        DrafterConfig.__post_init__(self)
+        for name in ("transfer_rank", "message_size"):
+            _require_count(name, getattr(self, name), 1)
+        if self.transfer_rank > min(self.hidden_size, self.vocab_size - 1):
+            raise FileError(
+                f"transfer_rank {self.transfer_rank} is above "
+                f"{min(self.hidden_size, self.vocab_size - 1)}, the smaller of hidden_size and "
+                f"vocab_size - 1"
+            )
+        self._require_candidates("top_k", self.top_k)
+        if not all(self.causal):
+            raise FileError(
+                "causal is false for a layer: DSpine needs causal attention inside the block"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig(DrafterConfig):
+    """The backbone alone: the arg-max of each slot's logits is its draft."""
+
+    kind: ClassVar[str] = "DFlash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlash2Config(DrafterConfig):
+    """The backbone with grouped dynamic convolutions around each sublayer and a selector.
+
+    `conv_kernel_size` T counts the current row; `conv_group_size` channels share a coefficient;
+    the selector scores each of `top_k` candidates given each candidate of the slot before through
+    codebooks of `selector_rank` numbers a token.
+    """
+
+    kind: ClassVar[str] = "DFlash2"
+    conv_kernel_size: int = 2
+    conv_group_size: int = 16
+    selector_rank: int = 256
+    top_k: int = 16
+
+    def __post_init__(self) -> None:
+        DrafterConfig.__post_init__(self)
+        for name in ("conv_kernel_size", "conv_group_size", "selector_rank"):
+            _require_count(name, getattr(self, name), 1)
+        if self.hidden_size % self.conv_group_size:
+            raise FileError(
+                f"conv_group_size {self.conv_group_size} does not divide hidden_size "
+                f"{self.hidden_size}: the channels cannot be grouped"
+            )
+        self._require_candidates("top_k", self.top_k)
+
+    @property
+    def conv_groups(self) -> int:
+        """Groups of channels that share their coefficients."""
+        return self.hidden_size // self.conv_group_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +214,25 @@ class TensorSpec:
 
 
 def tensor_specs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
-    """Every tensor of a drafter, in file order (reference: SpecForge's `DSpineDraftModel`)."""
-    c = config
-    hidden, rank, message = c.hidden_size, c.transfer_rank, c.message_size
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    """Every tensor of a drafter, in file order: the backbone's, then what its kind adds.
+
+    Names: SpecForge's in safetensors; llama.cpp's `dflash` names in GGUF, and ours (`inj_*`,
+    `transfer_codes`) where it has none.
+    """
+    specs = _backbone_specs(config)
+    if isinstance(config, DSpineConfig):
+        specs += _dspine_specs(config)
+    elif isinstance(config, DFlash2Config):
+        specs += _dflash2_specs(config)
+    return tuple(specs)
+
+
+def _backbone_specs(c: DrafterConfig) -> list[TensorSpec]:
+    hidden, queries, keys = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     specs = [
         TensorSpec("fc.weight", "fc.weight", (hidden, c.feature_size)),
         TensorSpec("hidden_norm.weight", "enc.output_norm.weight", (hidden,)),
         TensorSpec("norm.weight", "output_norm.weight", (hidden,)),
-        TensorSpec("injection.message.weight", "inj_message.weight", (message, rank)),
-        TensorSpec("injection.receiver_gate.weight", "inj_receiver_gate.weight", (message, rank)),
-        TensorSpec(
-            "injection.predecessor_gate.weight", "inj_predecessor_gate.weight", (message, rank)
-        ),
-        TensorSpec("injection.bias", "inj_bias", (message,)),
-        TensorSpec("transfer_codes", "transfer_codes.weight", (c.vocab_size, rank)),
     ]
     for i in range(c.num_layers):
         t, g = f"layers.{i}.", f"blk.{i}."
@@ -194,10 +254,53 @@ def tensor_specs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
             TensorSpec(
                 t + "mlp.down_proj.weight", g + "ffn_down.weight", (hidden, c.intermediate_size)
             ),
+        ]
+    return specs
+
+
+def _dspine_specs(c: DSpineConfig) -> list[TensorSpec]:
+    hidden, rank, message = c.hidden_size, c.transfer_rank, c.message_size
+    specs = [
+        TensorSpec("injection.message.weight", "inj_message.weight", (message, rank)),
+        TensorSpec("injection.receiver_gate.weight", "inj_receiver_gate.weight", (message, rank)),
+        TensorSpec(
+            "injection.predecessor_gate.weight", "inj_predecessor_gate.weight", (message, rank)
+        ),
+        TensorSpec("injection.bias", "inj_bias", (message,)),
+        TensorSpec("transfer_codes", "transfer_codes.weight", (c.vocab_size, rank)),
+    ]
+    for i in range(c.num_layers):
+        g = f"blk.{i}."
+        specs += [
             TensorSpec(f"injection.readouts.{i}.weight", g + "inj_readout.weight", (rank, hidden)),
             TensorSpec(f"injection.writes.{i}.weight", g + "inj_write.weight", (hidden, message)),
         ]
-    return tuple(specs)
+    return specs
+
+
+def _dflash2_specs(c: DFlash2Config) -> list[TensorSpec]:
+    hidden, taps, rank = c.hidden_size, c.conv_kernel_size, c.selector_rank
+    specs = []
+    for i in range(c.num_layers):
+        for torch_part, gguf_part in (("attention_conv", "attn_conv"), ("mlp_conv", "ffn_conv")):
+            t, g = f"layers.{i}.{torch_part}.", f"blk.{i}.{gguf_part}_"
+            specs += [
+                TensorSpec(t + "base_kernel", g + "base", (2, taps, hidden)),
+                TensorSpec(
+                    t + "kernel_projection.weight",
+                    g + "proj.weight",
+                    (2 * taps * c.conv_groups, hidden),
+                ),
+            ]
+    name = "candidate_selector."
+    return [
+        *specs,
+        TensorSpec(
+            name + "predecessor_codebook", "selector_predecessor.weight", (c.vocab_size, rank)
+        ),
+        TensorSpec(name + "successor_codebook", "selector_successor.weight", (c.vocab_size, rank)),
+        TensorSpec(name + "hidden_projection.weight", "selector_hidden.weight", (rank, hidden)),
+    ]
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[int, ...]:

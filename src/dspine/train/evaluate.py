@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dspine.errors import TrainingError
-from dspine.files.schema import DrafterConfig
+from dspine.files.schema import DSpineConfig
 from dspine.train.batches import Piece, StepBatch, eligible_anchors, make_batch
 from dspine.train.module import DSpineModule, block_embedding, draft_chain, top_candidates
 from dspine.train.objective import DraftHead
@@ -198,7 +198,7 @@ def _draft(
     module: DSpineModule, embedding: Tensor, head: DraftHead, batch: StepBatch
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Chain and unary tokens (A, S), and whether each label is a candidate (A, S)."""
-    c: DrafterConfig = module.config
+    c: DSpineConfig = module.config
     output = module(
         block_embedding(embedding, batch.anchors, c.mask_token_id, c.block_size),
         module.code(batch.anchors),

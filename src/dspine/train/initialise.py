@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspine.errors import TrainingError
-from dspine.files.schema import DrafterConfig
+from dspine.files.schema import DSpineConfig
 from dspine.train.module import DSpineModule
 from dspine.train.shards import Shard
 from dspine.train.target import Target
@@ -28,7 +28,7 @@ _INTERLEAVED = frozenset({"llama"})
 
 
 def initialise(
-    config: DrafterConfig, target: Target, shards: Sequence[Shard], *, seed: int, copy_layers: bool
+    config: DSpineConfig, target: Target, shards: Sequence[Shard], *, seed: int, copy_layers: bool
 ) -> DSpineModule:
     """A module ready to train: codes and readouts from the head, features scaled, layers copied.
 

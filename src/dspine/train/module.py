@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspine.errors import TrainingError
-from dspine.files.schema import DrafterConfig
+from dspine.files.schema import DSpineConfig
 
 LayerKV = tuple[Tensor, Tensor]
 """Context keys (rotated) and values of one layer, each (G, n, head_dim) for one sequence."""
@@ -103,7 +103,7 @@ def block_bias(width: int, window: int | None, device: torch.device | None = Non
 class Attention(nn.Module):
     """Grouped-query attention of block slots over context K/V and their own block."""
 
-    def __init__(self, config: DrafterConfig, layer: int) -> None:
+    def __init__(self, config: DSpineConfig, layer: int) -> None:
         super().__init__()
         c = config
         self.heads, self.kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
@@ -169,7 +169,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DSpineConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
@@ -184,7 +184,7 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """Pre-norm attention and pre-norm SwiGLU, each with a residual."""
 
-    def __init__(self, config: DrafterConfig, layer: int) -> None:
+    def __init__(self, config: DSpineConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer)
@@ -212,7 +212,7 @@ class Layer(nn.Module):
 class Injection(nn.Module):
     """Adjacent causal injection: every slot receives a gated message from its left neighbour."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DSpineConfig) -> None:
         super().__init__()
         hidden, rank, size = config.hidden_size, config.transfer_rank, config.message_size
         self.rank = rank
@@ -259,7 +259,7 @@ class DSpineModule(nn.Module):
     transfer_ready: Tensor
     feature_scale: Tensor
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DSpineConfig) -> None:
         super().__init__()
         self.config = config
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)

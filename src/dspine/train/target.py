@@ -11,7 +11,7 @@ from torch import Tensor
 from dspine.errors import FileError
 from dspine.files.gguf_file import dequantised_tensor, find_tensor, read_header
 from dspine.files.pairing import describe_target
-from dspine.files.schema import DrafterConfig, Pair, default_taps
+from dspine.files.schema import DSpineConfig, Pair, default_taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class Target:
         intermediate_size: int | None = None,
         draft_vocab_size: int | None = None,
         max_positions: int = 8192,
-    ) -> DrafterConfig:
+    ) -> DSpineConfig:
         """A drafter of this target's own shape: heads, hidden size, rotary base, norm epsilon."""
         if taps is None:
             taps = default_taps(self.pair.num_layers, 5)
-        return DrafterConfig(
+        return DSpineConfig(
             hidden_size=self.pair.hidden_size,
             intermediate_size=intermediate_size or self.intermediate_size,
             num_layers=num_layers,

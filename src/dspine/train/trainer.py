@@ -25,7 +25,7 @@ from dspine.files.atomic import reason
 from dspine.files.checkpoint import read_checkpoint
 from dspine.files.dtypes import to_float32
 from dspine.files.run_folder import Best, list_checkpoints, read_best
-from dspine.files.schema import DrafterConfig, TrainingRecord
+from dspine.files.schema import DSpineConfig, TrainingRecord
 from dspine.machine import physical_cores
 from dspine.train import checkpoints
 from dspine.train.batches import Sampler, ShardPool, StepBatch, make_batch
@@ -399,7 +399,7 @@ def train_losses(
     return step_losses(module, output, batch, head, weights)
 
 
-def _config(options: FitOptions, target: Target) -> DrafterConfig:
+def _config(options: FitOptions, target: Target) -> DSpineConfig:
     paths = [p for folder in options.shards for p in list_shards(folder)]
     if not paths:
         raise TrainingError(
@@ -445,8 +445,8 @@ def _draft_vocab(options: FitOptions, target: Target, pool: ShardPool) -> list[i
     return most_frequent(counts, options.draft_vocab_size)
 
 
-def _as_plain(config: DrafterConfig) -> dict[str, object]:
-    names = DrafterConfig.__dataclass_fields__
+def _as_plain(config: DSpineConfig) -> dict[str, object]:
+    names = DSpineConfig.__dataclass_fields__
     plain: dict[str, object] = {name: getattr(config, name) for name in names}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 

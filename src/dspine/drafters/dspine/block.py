@@ -17,7 +17,7 @@ from dspine.drafters.base import Draft, Draw
 from dspine.drafters.dspine.chain import walk_chain
 from dspine.drafters.dspine.context import ContextCache
 from dspine.drafters.dspine.weights import DrafterWeights, LayerWeights
-from dspine.files.schema import DrafterConfig
+from dspine.files.schema import DSpineConfig
 from dspine.ggml import Backend, Bound, Graph, Tensor
 
 _SPARE = 2
@@ -63,7 +63,7 @@ class BlockGraph:
     def __init__(
         self,
         backend: Backend,
-        config: DrafterConfig,
+        config: DSpineConfig,
         weights: DrafterWeights,
         cache: ContextCache,
         width: int,

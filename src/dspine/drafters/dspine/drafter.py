@@ -19,7 +19,7 @@ from dspine.drafters.dspine.target import host_tensor, target_tensors
 from dspine.drafters.dspine.weights import build_weights
 from dspine.errors import ClosedError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
-from dspine.files.schema import DrafterConfig
+from dspine.files.schema import DSpineConfig
 from dspine.ggml import Backend, Device, HostTensor, Tensor
 from dspine.llama.model import Model
 
@@ -39,7 +39,7 @@ class DSpineDrafter:
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: DSpineConfig,
         tensors: Mapping[str, npt.NDArray[Any] | HostTensor],
         *,
         embedding: Tensor | HostTensor,

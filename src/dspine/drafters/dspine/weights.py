@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dspine.errors import FileError
 from dspine.files.dtypes import decode_rows
-from dspine.files.schema import DrafterConfig, tensor_specs
+from dspine.files.schema import DSpineConfig, tensor_specs
 from dspine.ggml import Backend, Graph, HostTensor, Tensor, WeightStore
 
 _READ_ROWS = 4096
@@ -89,7 +89,7 @@ class DrafterWeights:
 
 def build_weights(
     backend: Backend,
-    config: DrafterConfig,
+    config: DSpineConfig,
     tensors: Mapping[str, npt.NDArray[Any] | HostTensor],
     embedding: Tensor | HostTensor,
     head: Tensor | HostTensor,
@@ -239,7 +239,7 @@ class _Builder:
 
 
 def _checked(
-    config: DrafterConfig, tensors: Mapping[str, npt.NDArray[Any] | HostTensor]
+    config: DSpineConfig, tensors: Mapping[str, npt.NDArray[Any] | HostTensor]
 ) -> dict[str, HostTensor]:
     host: dict[str, HostTensor] = {}
     for spec in tensor_specs(config):
@@ -257,7 +257,7 @@ def _checked(
     return host
 
 
-def _check_target(what: str, config: DrafterConfig, tensor: Tensor | HostTensor) -> None:
+def _check_target(what: str, config: DSpineConfig, tensor: Tensor | HostTensor) -> None:
     hidden, vocab = tensor.ne[0], tensor.ne[1]
     if hidden != config.hidden_size or vocab < config.vocab_size:
         raise FileError(
@@ -267,7 +267,7 @@ def _check_target(what: str, config: DrafterConfig, tensor: Tensor | HostTensor)
 
 
 def _checked_vocab(
-    config: DrafterConfig, vocab: npt.NDArray[np.int32] | None
+    config: DSpineConfig, vocab: npt.NDArray[np.int32] | None
 ) -> npt.NDArray[np.int32] | None:
     if vocab is None:
         if config.draft_vocab_size is not None:
