@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from dspine.errors import ClosedError, LibraryError, UsageError
 from dspine.llama.model import Model
-from dspine.llama.sampler import ChainOptions, SamplerChain
+from dspine.llama.sampler import SamplerChain
+from dspine.llama.sampler_options import SAMPLERS, ChainOptions
 from tests.support.toy_target import OracleSampler, softmax
 
 VOCAB = 700
@@ -38,6 +39,14 @@ def probabilities(
 @given(
     options=st.builds(
         ChainOptions,
+        samplers=st.one_of(
+            st.just(SAMPLERS),
+            st.permutations(SAMPLERS).map(tuple),
+            st.permutations(SAMPLERS)
+            .map(lambda names: (*names[:3], "temperature"))
+            .filter(lambda names: "temperature" not in names[:3]),
+        ),
+        top_n_sigma=st.sampled_from([-1.0, 0.0, 1.0, 2.5]),
         temperature=st.sampled_from([0.0, 0.5, 0.7, 1.0, 1.3]),
         top_k=st.sampled_from([0, 1, 5, 10, 40, 300]),
         top_p=st.sampled_from([1.0, 0.95, 0.5, 0.0]),
@@ -134,6 +143,9 @@ def test_dry_grows_with_the_repeat_and_ends_at_its_breakers(default_target: Path
     assert dry_penalty(None, text, 16, **none) == 0.0
     assert dry_penalty(None, text, 15, dry_allowed_length=3, **none) == pytest.approx(2.0)
     assert dry_penalty(None, text, 15, dry_penalty_last_n=4, **none) == 0.0
+    late = ("top_k", "temperature", "dry")
+    assert dry_penalty(None, text, 15, samplers=late, **none) == pytest.approx(4.0)
+    assert dry_penalty(None, text, 15, samplers=late[:2], **none) == 0.0
     with Model.load(default_target) as model:
         encode = model.tokenizer.encode
         tokens = encode(" one two three four five six one two three four")

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.base import Draft, Draw, Drawn, Features
-from dspine.llama.sampler import Candidates, ChainOptions
+from dspine.llama.sampler import Candidates
+from dspine.llama.sampler_options import ChainOptions
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_target import FakeTarget
 
 Probabilities = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 LogitsOf = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 
 
@@ -101,36 +103,51 @@ class OracleSampler:
         o, values = self.options, logits.astype(np.float64)
         for token, bias in o.logit_bias:
             values[token] += bias
-        if o.penalises:
-            window = self.history if o.repeat_last_n < 0 else self.history[-o.repeat_last_n :]
-            for token in set(window):
-                up = values[token] > 0
-                values[token] *= 1 / o.repeat_penalty if up else o.repeat_penalty
-                values[token] -= window.count(token) * o.frequency_penalty + o.presence_penalty
         ids = np.argsort(-values, kind="stable")
         ids = ids[values[ids] > -np.inf]
-        if o.top_k:
-            ids = ids[: o.top_k]
-        if o.typical_p < 1:
-            p = softmax(values[ids])
-            known = p > 0
-            surprise = np.abs(-np.log(p[known]) + (p[known] * np.log(p[known])).sum())
-            order = np.argsort(surprise, kind="stable")
-            ids = np.sort(ids[known][order[: _reach(p[known][order], o.typical_p, "above")]])
-            ids = ids[np.argsort(-values[ids], kind="stable")]
-        if o.top_p < 1:
-            ids = ids[: _reach(softmax(values[ids]), o.top_p, "reached")]
-        if o.min_p > 0:
-            ids = ids[values[ids] >= values[ids[0]] + np.log(o.min_p)]
-        if o.excludes and coin < o.xtc_probability and len(ids) > 1:
-            likely = int((softmax(values[ids]) >= o.xtc_threshold).sum())
-            ids = ids[max(likely - 1, 0) :]
+        for name in o.samplers:
+            values, ids = self._step(name, values, ids, coin)
         chances = np.zeros(len(values))
-        if o.temperature == 0:
-            chances[ids[0]] = 1.0
-        else:
-            chances[ids] = softmax(values[ids] / o.temperature)
+        chances[ids] = softmax(values[ids])
         return chances
+
+    def _step(
+        self, name: str, values: Probabilities, ids: Ids, coin: float
+    ) -> tuple[Probabilities, Ids]:
+        """Logits (vocab,) and the tokens that are left, the most likely first, after a step."""
+        o = self.options
+        match name:
+            case "penalties" if o.penalises:
+                window = self.history if o.repeat_last_n < 0 else self.history[-o.repeat_last_n :]
+                for token in set(window):
+                    up = values[token] > 0
+                    values[token] *= 1 / o.repeat_penalty if up else o.repeat_penalty
+                    values[token] -= window.count(token) * o.frequency_penalty + o.presence_penalty
+                ids = ids[np.argsort(-values[ids], kind="stable")]
+            case "top_n_sigma" if o.top_n_sigma > 0:
+                left = values[ids]
+                ids = ids[left >= left.max() - o.top_n_sigma * left.std()]
+            case "top_k" if o.top_k:
+                ids = ids[: o.top_k]
+            case "typ_p" if o.typical_p < 1:
+                p = softmax(values[ids])
+                known = p > 0
+                surprise = np.abs(-np.log(p[known]) + (p[known] * np.log(p[known])).sum())
+                order = np.argsort(surprise, kind="stable")
+                ids = np.sort(ids[known][order[: _reach(p[known][order], o.typical_p, "above")]])
+                ids = ids[np.argsort(-values[ids], kind="stable")]
+            case "top_p" if o.top_p < 1:
+                ids = ids[: _reach(softmax(values[ids]), o.top_p, "reached")]
+            case "min_p" if o.min_p > 0:
+                ids = ids[values[ids] >= values[ids[0]] + np.log(o.min_p)]
+            case "xtc" if o.excludes and coin < o.xtc_probability and len(ids) > 1:
+                likely = int((softmax(values[ids]) >= o.xtc_threshold).sum())
+                ids = ids[max(likely - 1, 0) :]
+            case "temperature" if o.temperature == 0:
+                ids = ids[:1]
+            case "temperature":
+                values = values / o.temperature
+        return values, ids
 
     def accept(self, token: int) -> None:
         self.history.append(token)

@@ -16,7 +16,7 @@ NO_BREAKERS = ("none",)
 def read_sampling(options: Options) -> SamplingOptions:
     """How tokens are drawn; UsageError for values that cannot be."""
     from dspine.engine.sampling import SamplingOptions
-    from dspine.llama.sampler import DRY_BREAKERS
+    from dspine.llama.sampler_options import DRY_BREAKERS, read_samplers
 
     seed, breakers = options.number("seed"), options.texts("dry_sequence_breaker")
     if breakers == NO_BREAKERS:
@@ -24,11 +24,13 @@ def read_sampling(options: Options) -> SamplingOptions:
     elif not breakers:
         breakers = DRY_BREAKERS
     return SamplingOptions(
+        samplers=read_samplers(options.text("samplers") or ""),
         temperature=options.real("temp"),
         top_k=options.number("top_k"),
         top_p=options.real("top_p"),
         min_p=options.real("min_p"),
         typical_p=options.real("typical"),
+        top_n_sigma=options.real("top_n_sigma"),
         repeat_penalty=options.real("repeat_penalty"),
         repeat_last_n=options.number("repeat_last_n"),
         presence_penalty=options.real("presence_penalty"),

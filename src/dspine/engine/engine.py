@@ -32,7 +32,7 @@ from dspine.engine.target import Target
 from dspine.engine.trace import Trace
 from dspine.engine.width import WidthPlan, WidthPolicy
 from dspine.errors import CapacityError, ClosedError, FileError, UsageError
-from dspine.llama.sampler import ChainOptions
+from dspine.llama.sampler_options import ChainOptions
 from dspine.text.chat_template import ChatTemplate
 from dspine.text.grammar import GrammarOptions
 from dspine.text.matcher import Grammars

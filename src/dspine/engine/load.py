@@ -34,7 +34,8 @@ from dspine.files.pairing import check_pair, describe_target
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import Model, check_file, load_safely
-from dspine.llama.sampler import ChainOptions, SamplerChain
+from dspine.llama.sampler import SamplerChain
+from dspine.llama.sampler_options import ChainOptions
 from dspine.machine import cache_folder, physical_cores
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
 

@@ -15,7 +15,8 @@ from dspine.engine.choose import ChoiceListener, Constraint, Logits, marks, rest
 from dspine.engine.noise import Noise, Purpose
 from dspine.engine.target import Target
 from dspine.errors import UsageError
-from dspine.llama.sampler import Candidates, ChainOptions
+from dspine.llama.sampler import Candidates
+from dspine.llama.sampler_options import ChainOptions
 
 Verification = Literal["auto", "match", "rejection"]
 
@@ -142,7 +143,7 @@ class SamplingChooser:
 
     def draw(self) -> Draw | None:
         options, position = self._options, self._position
-        if options.temperature == 0:
+        if options.drawn_at == 0:
             return None
         purpose = Purpose.SAMPLE
         if self._rejects:
@@ -152,7 +153,8 @@ class SamplingChooser:
         def noise(candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
             return self._noise.gumbel_rows(purpose, position, candidates)
 
-        return Draw(options.temperature, options.min_p, noise, self._rejects)
+        least = options.min_p if "min_p" in options.steps else 0.0
+        return Draw(options.drawn_at, least, noise, self._rejects)
 
     def mark(self) -> object:
         return (

@@ -18,103 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import ClosedError, LibraryError, UsageError
-from dspine.llama.checks import require_count, require_number
+from dspine.llama.checks import require_count
 from dspine.llama.library import native_functions
 from dspine.llama.model import Model
 from dspine.llama.native import library_function
+from dspine.llama.sampler_options import ChainOptions
 
 Logits = npt.NDArray[np.float32]
 
-DRY_BREAKERS = ("\n", ":", '"', "*")
-"""llama.cpp's default ends of a repetition."""
+HISTORY = frozenset({"penalties", "dry"})
+"""Steps that look at the tokens before."""
 
 _ROW = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
-_LONGEST_BREAKER = 40
 _BLOCK = 64
 _LOWEST = float(np.finfo(np.float32).min)
 _NEGLIGIBLE = 80.0
 """Logits this far below the best have no probability in float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainOptions:
-    """What a chain does, by llama-server's names and with llama.cpp's defaults but one:
-    `temperature` is 0, which means the most likely token.
-
-    top_k 0, top_p 1, min_p 0, typical_p 1, repeat_penalty 1, dry_multiplier 0, xtc_probability 0
-    and an xtc_threshold above 0.5 switch that step off. A last_n counts tokens of prompt and
-    answer, -1 all that fit into the context. Raises UsageError for values that cannot be.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs of token id and what is added to its logit; -inf forbids the token."""
-
-    def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, least=0.0)
-        require_count("top_k", self.top_k, 0)
-        for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):
-            require_number(name, getattr(self, name), least=0.0, most=1.0)
-        require_number("repeat_penalty", self.repeat_penalty, least=0.0)
-        if self.repeat_penalty == 0:
-            raise UsageError("repeat_penalty is 0: it must be above 0, and 1 switches it off")
-        require_number("presence_penalty", self.presence_penalty)
-        require_number("frequency_penalty", self.frequency_penalty)
-        require_number("dry_multiplier", self.dry_multiplier, least=0.0)
-        require_number("dry_base", self.dry_base, least=1.0)
-        require_count("repeat_last_n", self.repeat_last_n, -1)
-        require_count("dry_penalty_last_n", self.dry_penalty_last_n, -1)
-        require_count("dry_allowed_length", self.dry_allowed_length, 1)
-        for breaker in self.dry_sequence_breakers:
-            _check_breaker(breaker)
-        for token, bias in self.logit_bias:
-            require_count("the token id of a logit bias", token, 0)
-            if math.isnan(bias) or bias == math.inf:
-                raise UsageError(
-                    f"the logit bias of token {token} is {bias}: give a number, or -inf to "
-                    f"forbid the token"
-                )
-
-    @property
-    def penalises(self) -> bool:
-        """Whether the tokens before change what may follow, DRY apart."""
-        return self.repeat_last_n != 0 and (
-            self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-        )
-
-    @property
-    def dries(self) -> bool:
-        """Whether DRY is on."""
-        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
-
-    @property
-    def excludes(self) -> bool:
-        """Whether XTC is on."""
-        return self.xtc_probability > 0 and self.xtc_threshold <= 0.5
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the chain always leaves the token with the highest logit."""
-        return (
-            self.temperature == 0
-            and self.typical_p == 1
-            and not (self.penalises or self.dries or self.excludes or self.logit_bias)
-        )
 
 
 class Candidates(NamedTuple):
@@ -127,7 +46,7 @@ class Candidates(NamedTuple):
 
 
 class SamplerChain:
-    """Bias, penalties, DRY, top-k, typical, top-p, min-p, XTC, temperature: llama.cpp's order.
+    """The bias, and then the steps of the options in their order.
 
     One request's; close it, or use it in `with`. `n_ctx` is what a last_n of -1 stands for.
     `model` is needed for DRY only, whose breakers are texts.
@@ -148,33 +67,16 @@ class SamplerChain:
         self._calls = _functions()
         self._owned: list[int] = []
         self._closer = weakref.finalize(self, _release, self._calls.free, self._owned)
-        windows = []
+        windows: list[int] = []
         self._history_steps: list[int] = []
-        if options.penalises:
-            windows.append(_window(options.repeat_last_n, n_ctx))
-            self._history_steps.append(
-                self._make(
-                    "penalties",
-                    n_vocab,
-                    windows[-1],
-                    options.repeat_penalty,
-                    options.frequency_penalty,
-                    options.presence_penalty,
-                )
-            )
-        if options.dries:
-            windows.append(_window(options.dry_penalty_last_n, n_ctx))
-            self._history_steps.append(self._make_dry(model, windows[-1]))
+        steps = [(name, self._make_step(name, model, n_ctx, windows)) for name in options.steps]
+        # Before anything is left out, penalties and DRY need to see those tokens only that
+        # occurred; see `_with_bias_and_history`.
+        first = next((i for i, (name, _) in enumerate(steps) if name not in HISTORY), len(steps))
+        self._early = [step for _, step in steps[:first]]
+        self._late = steps[first:]
+        self._bounded = _bounded([name for name, _ in self._late])
         self._window = max(windows, default=0)
-        self._top_k = self._step("top_k", options.top_k > 0, options.top_k)
-        self._typical = self._step("typical", options.typical_p < 1, options.typical_p, 0)
-        self._top_p = self._step("top_p", options.top_p < 1, options.top_p, 0)
-        self._min_p = self._step("min_p", options.min_p > 0, options.min_p, 0)
-        # Its probability is 1 here: whether it acts is decided outside, by the coin.
-        self._xtc = self._step("xtc", options.excludes, 1.0, options.xtc_threshold, 0, 0)
-        self._temperature = self._step(
-            "temp_ext", options.temperature != 1, options.temperature, 0.0, 1.0
-        )
         self._bias_ids = np.array([token for token, _ in options.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in options.logit_bias], np.float32)
         self._history: list[int] = []
@@ -233,15 +135,16 @@ class SamplerChain:
                 )
             raise LibraryError("the target's logits contain values that are not numbers")
         self._fill(self._contenders(changed), changed)
-        self._run(self._top_k)
-        if self._typical:
-            self._drop_negligible()
-            self._run(self._typical)
-        self._run(self._top_p)
-        self._run(self._min_p)
-        if self._xtc and coin < self.options.xtc_probability:
-            self._run(self._xtc)
-        self._run(self._temperature)
+        for name, step in self._late:
+            if name == "typ_p":
+                # It takes the logarithm of probabilities, so none may be zero.
+                logits = self._remaining()["logit"]
+                self._keep(logits >= logits.max() - _NEGLIGIBLE)
+            elif name == "xtc" and coin >= self.options.xtc_probability:
+                continue
+            self._run(step)
+            if name == "top_n_sigma":
+                self._keep(self._remaining()["logit"] > -np.inf)
         rows = self._remaining()
         return Candidates(rows["id"].copy(), rows["logit"].astype(np.float64))
 
@@ -265,11 +168,11 @@ class SamplerChain:
         if self._bias.size:
             changed = logits.copy()
             np.add.at(changed, self._bias_ids, self._bias)
-        if not self._history_steps or not self._history:
+        if not self._early or not self._history:
             return changed
         recent = np.fromiter(set(self._history[-self._window :]), np.int64)
         self._fill(recent, changed)
-        for step in self._history_steps:
+        for step in self._early:
             self._run(step)
         if changed is logits:
             changed = logits.copy()
@@ -283,7 +186,7 @@ class SamplerChain:
         from below what top-k takes, in two passes and without sorting the vocabulary.
         """
         bound = -math.inf
-        k, blocks = self.options.top_k, self._n_vocab // _BLOCK
+        k, blocks = self.options.top_k if self._bounded else 0, self._n_vocab // _BLOCK
         if 0 < k <= blocks:
             best = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
             bound = float(np.partition(best, blocks - k)[blocks - k])
@@ -304,18 +207,16 @@ class SamplerChain:
         first = (int(self._array.data) - self._base) // _ROW.itemsize
         return self._rows[first : first + int(self._array.size)]
 
-    def _drop_negligible(self) -> None:
-        """Typical sampling takes the logarithm of probabilities, so none may be zero."""
-        rows = self._remaining()
-        keep = rows["logit"] >= rows["logit"].max() - _NEGLIGIBLE
-        if not keep.all():
-            kept = rows[keep]
+    def _keep(self, wanted: npt.NDArray[np.bool_]) -> None:
+        """Leave out the remaining rows that are not wanted."""
+        if not wanted.all():
+            rows = self._remaining()
+            kept = rows[wanted]
             rows[: len(kept)] = kept
             self._array.size = len(kept)
 
     def _run(self, step: int) -> None:
-        if step:
-            self._calls.apply(step, ctypes.byref(self._array))
+        self._calls.apply(step, ctypes.byref(self._array))
 
     def _reset(self, tokens: Sequence[int]) -> None:
         self._check_open()
@@ -326,8 +227,34 @@ class SamplerChain:
         for token in tokens[hidden:]:
             self.accept(token)
 
-    def _step(self, name: str, wanted: bool, *arguments: float) -> int:
-        return self._make(name, *arguments) if wanted else 0
+    def _make_step(self, name: str, model: Model | None, n_ctx: int, windows: list[int]) -> int:
+        o = self.options
+        match name:
+            case "penalties":
+                windows.append(_window(o.repeat_last_n, n_ctx))
+                values = (o.repeat_penalty, o.frequency_penalty, o.presence_penalty)
+                step = self._make("penalties", self._n_vocab, windows[-1], *values)
+            case "dry":
+                windows.append(_window(o.dry_penalty_last_n, n_ctx))
+                step = self._make_dry(model, windows[-1])
+            case "top_n_sigma":
+                step = self._make("top_n_sigma", o.top_n_sigma)
+            case "top_k":
+                step = self._make("top_k", o.top_k)
+            case "typ_p":
+                step = self._make("typical", o.typical_p, 0)
+            case "top_p":
+                step = self._make("top_p", o.top_p, 0)
+            case "min_p":
+                step = self._make("min_p", o.min_p, 0)
+            case "xtc":
+                # Its probability is 1 here: whether it acts is decided outside, by the coin.
+                step = self._make("xtc", 1.0, o.xtc_threshold, 0, 0)
+            case _:
+                step = self._make("temp_ext", o.temperature, 0.0, 1.0)
+        if name in HISTORY:
+            self._history_steps.append(step)
+        return step
 
     def _make(self, name: str, *arguments: Any) -> int:
         sampler = self._calls.make[name](*arguments)
@@ -394,6 +321,7 @@ def _functions() -> _Functions:
     signatures: dict[str, list[Any]] = {
         "penalties": [number, number, real, real, real],
         "dry": [pointer, real, real, number, number, texts, size],
+        "top_n_sigma": [real],
         "top_k": [number],
         "typical": [real, size],
         "top_p": [real, size],
@@ -420,19 +348,10 @@ def _release(free: Callable[[int], None], samplers: list[int]) -> None:
         free(samplers.pop())
 
 
+def _bounded(steps: Sequence[str]) -> bool:
+    """Whether top-k comes before any step but a temperature, which keeps the order of logits."""
+    return next((name for name in steps if name != "temperature"), "") == "top_k"
+
+
 def _window(last_n: int, n_ctx: int) -> int:
     return n_ctx if last_n < 0 else min(last_n, n_ctx)
-
-
-def _check_breaker(text: str) -> None:
-    try:
-        size = len(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise UsageError(
-            "a DRY sequence breaker has an unpaired surrogate: give valid Unicode"
-        ) from None
-    if not 1 <= size <= _LONGEST_BREAKER or "\0" in text:
-        raise UsageError(
-            f"the DRY sequence breaker {text!r} has {size} bytes: give 1 to {_LONGEST_BREAKER}, "
-            f"none of them zero"
-        )

@@ -40,6 +40,13 @@ def _setting(
 
 SAMPLING_SETTINGS: tuple[Setting, ...] = (
     _setting(
+        "samplers",
+        "text",
+        "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",
+        "The steps of sampling in their order, separated by ; (a step that is not named is left "
+        "out).",
+    ),
+    _setting(
         "temp",
         "float",
         0.0,
@@ -82,6 +89,14 @@ SAMPLING_SETTINGS: tuple[Setting, ...] = (
         1.0,
         "Keep the most typical tokens up to this probability; 1 is all.",
         flags=("--typical", "--typical-p"),
+    ),
+    _setting(
+        "top_n_sigma",
+        "float",
+        -1.0,
+        "Keep tokens whose logit is at most this many standard deviations below the best; 0 or "
+        "less is all.",
+        flags=("--top-nsigma", "--top-n-sigma"),
     ),
     _setting(
         "repeat_penalty",
