@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dspine.drafters.backbone.target import target_tensors
 from dspine.drafters.dspine import DSpineDrafter
-from dspine.drafters.dspine.target import target_tensors
 from dspine.errors import ClosedError, FileError
 from dspine.files.drafter_file import write_drafter
 from dspine.files.gguf_file import find_tensor

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dspine.drafters.backbone.chain import walk_chain
+from dspine.drafters.backbone.context import ContextCache
 from dspine.drafters.base import Draft, Draw
-from dspine.drafters.dspine.chain import walk_chain
-from dspine.drafters.dspine.context import ContextCache
 from dspine.drafters.dspine.weights import DrafterWeights, LayerWeights
 from dspine.files.schema import DSpineConfig
 from dspine.ggml import Backend, Bound, Graph, Tensor

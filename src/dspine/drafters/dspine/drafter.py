@@ -12,10 +12,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dspine.drafters.backbone.context import CHUNKS, ContextCache, ContextGraph
+from dspine.drafters.backbone.target import host_tensor, target_tensors
 from dspine.drafters.base import ContextState, Draft, Draw, Features
 from dspine.drafters.dspine.block import BlockGraph, DraftTrace
-from dspine.drafters.dspine.context import CHUNKS, ContextCache, ContextGraph
-from dspine.drafters.dspine.target import host_tensor, target_tensors
 from dspine.drafters.dspine.weights import build_weights
 from dspine.errors import ClosedError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter

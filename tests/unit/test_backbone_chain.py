@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dspine.drafters.backbone.chain import walk_chain
 from dspine.drafters.base import Draw
-from dspine.drafters.dspine.chain import walk_chain
 from dspine.engine.noise import Noise, Purpose
 from dspine.errors import UsageError
 from tests.support.toy_target import chi_square, is_plausible

@@ -1,0 +1,1 @@
+"""What every drafter of the family has: weights, context K/V, the block's layers, the chain."""
