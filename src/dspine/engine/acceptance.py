@@ -26,6 +26,8 @@ PRIOR = (0.03, 0.05, 0.08, 0.14, 0.20, 0.22, 0.16, 0.08, 0.04)
 CHANGE = 0.015
 """Chance that the text changes between two outcomes."""
 
+_STAY = 1.0 - CHANGE
+
 USUAL_EVERY, USUAL_PACE = 4, 0.06
 """Every so many outcomes, what is seen moves what is usual by this share."""
 
@@ -95,13 +97,14 @@ class Reliability:
 
     def learn(self, slot: int, right: bool) -> None:
         """A draft of that kind and score turned out right or wrong."""
-        expected = self.chance(slot)
+        expected = self.known[slot] or self.chance(slot)
         odds = exp(-self._map[slot])
-        mixed = self._mixed(CHANGE, self._weights, self._usual)
+        # In one go: a list for every step of this would take longer than the arithmetic.
+        parts = zip(self._weights, self._usual, _FACTORS, strict=True)
         if right:
-            weights = [w * f / (f + odds) for w, f in zip(mixed, _FACTORS, strict=True)]
+            weights = [(_STAY * w + CHANGE * u) * f / (f + odds) for w, u, f in parts]
         else:
-            weights = [w / (f + odds) for w, f in zip(mixed, _FACTORS, strict=True)]
+            weights = [(_STAY * w + CHANGE * u) / (f + odds) for w, u, f in parts]
         scale = 1.0 / sum(weights)
         self._weights = [w * scale for w in weights]
         self._seen += 1

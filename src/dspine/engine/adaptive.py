@@ -121,6 +121,7 @@ class AdaptiveWidth:
         self._open: _Chain | None = None
         self._free: list[_Chain] = []
         self._offers: list[_Chain] = []
+        self._worth: list[tuple[int, float]] = []
         self._drafted: _Chain | None = None
         self._rows: list[float] = [1.0]
         self._plain = 1.0
@@ -162,12 +163,14 @@ class AdaptiveWidth:
         if self._open is not None:
             self._offers.append(self._open.rest(request.limit))
         self._drafted, self._width, self._probing = None, 0, False
+        self._worth = []
         if self._block < 2 or waiting is None:
             return 0
         self._drafts = drafts = self._costs.drafts(waiting)
         best, first = 1.0 - self._rate * rows[0], 0.0
         for chain in self._offers:
-            best = max(best, self._best(chain)[1])
+            self._worth.append(self._best(chain))
+            best = max(best, self._worth[-1][1])
             first = max(first, chain.source.chance(chain.slots[0]))
         situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
         width, gain = self._expected_gain(situation, best, min(self._block - 1, request.limit))
@@ -190,8 +193,10 @@ class AdaptiveWidth:
         if drafted.drawn:
             # Not forgotten even if it is not verified: see Proposal.first.
             chosen = drafted.first(0)
-        for chain in offers:
-            count, worth = self._best(chain)
+        # Without a draft the offers are worth what they were when it was decided against.
+        known = self._worth if not (self._width or drafted.tokens) else []
+        for index, chain in enumerate(offers):
+            count, worth = known[index] if known else self._best(chain)
             if worth > value:
                 value, chosen = worth, chain.proposal.first(count)
         if drafted.tokens:

@@ -80,6 +80,7 @@ class StepCosts:
         self._group_shift = [0.0] * (len(GROUPS) + 1)
         self._factors = [1.0] * (len(GROUPS) + 1)
         self._draft_shift = 0.0
+        self._draft_factor = 1.0
 
     def rows(self, position: int) -> list[float]:
         """Milliseconds of decoding 1, 2, ... rows with an anchor at `position`."""
@@ -97,7 +98,7 @@ class StepCosts:
 
         A draft was measured with two rows; widths under 2 stand for no draft.
         """
-        factor = exp(self._draft_shift)
+        factor = self._draft_factor
         extra = self._context * max(0, waiting - 2)
         return [(ms + extra) * factor if ms else 0.0 for ms in self._drafts]
 
@@ -113,6 +114,7 @@ class StepCosts:
     def observe_draft(self, expected: float, ms: float) -> None:
         """A draft took `ms` where `drafts` had said `expected`."""
         self._draft_shift = _clamp(self._draft_shift + PACE * _error(expected, ms), MOST)
+        self._draft_factor = exp(self._draft_shift)
 
 
 def _error(expected: float, ms: float) -> float:
