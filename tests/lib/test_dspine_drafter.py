@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dspine.drafters.backbone import drafter as drafter_module
 from dspine.drafters.backbone.context import CHUNKS, ring_capacity
 from dspine.drafters.base import Drafter
 from dspine.drafters.dspine import DSpineDrafter
-from dspine.drafters.dspine import drafter as drafter_module
 from dspine.errors import CapacityError, ClosedError, FileError, UsageError
 from dspine.ggml import HostTensor
 from dspine.llama.library import find_library

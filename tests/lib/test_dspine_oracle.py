@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dspine.drafters.dspine import DraftTrace, DSpineDrafter
+from dspine.drafters.dspine import DSpineDrafter, DSpineTrace
 from dspine.files.dtypes import decode_rows
 from dspine.ggml import HostTensor, quantise
 from dspine.llama.library import find_library
@@ -26,7 +26,7 @@ def cosines(found: FloatArray, expected: npt.NDArray[np.float64]) -> npt.NDArray
     return np.asarray((found * expected).sum(axis=1) / norms)
 
 
-def assert_same(found: DraftTrace, expected: OracleDraft) -> None:
+def assert_same(found: DSpineTrace, expected: OracleDraft) -> None:
     """F32 weights: everything equal up to rounding."""
     np.testing.assert_allclose(found.hidden, expected.hidden, atol=2e-5)
     np.testing.assert_allclose(found.pre_injection, expected.pre_injection, atol=2e-5)

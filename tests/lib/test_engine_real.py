@@ -229,7 +229,7 @@ def test_the_drafter_file_is_read_once(dense: Files, monkeypatch: pytest.MonkeyP
         return original(path)
 
     monkeypatch.setattr("dspine.engine.load.read_drafter", counted)
-    monkeypatch.setattr("dspine.drafters.dspine.drafter.read_drafter", counted)
+    monkeypatch.setattr("dspine.drafters.backbone.drafter.read_drafter", counted)
     with dspine.load(dense.target, dense.drafter, n_ctx=64, n_threads=1, calibrate=False):
         assert read == [dense.drafter]
 

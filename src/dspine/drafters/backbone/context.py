@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dspine.drafters.backbone.weights import BackboneWeights
 from dspine.drafters.base import Features
-from dspine.drafters.dspine.weights import DrafterWeights
 from dspine.errors import CapacityError, UsageError
-from dspine.files.schema import DSpineConfig
+from dspine.files.schema import DrafterConfig
 from dspine.ggml import Backend, Graph, Tensor, WeightStore
 
 CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128, 256)
@@ -29,7 +29,7 @@ _ALIGN = 32
 """Row counts are multiples of this, which suits the vector kernels."""
 
 
-def ring_capacity(config: DSpineConfig, n_ctx: int) -> int:
+def ring_capacity(config: DrafterConfig, n_ctx: int) -> int:
     """Context rows a sequence needs: the largest window, or n_ctx when a layer sees everything."""
     window = config.context_window
     rows = n_ctx if window is None else min(n_ctx, window - 1 + max(_SLACK, window // 4))
@@ -40,7 +40,7 @@ class ContextCache:
     """K/V of one sequence, and which position each row holds."""
 
     def __init__(
-        self, backend: Backend, config: DSpineConfig, n_ctx: int, cache_type: str = "f16"
+        self, backend: Backend, config: DrafterConfig, n_ctx: int, cache_type: str = "f16"
     ) -> None:
         self.config, self._window = config, config.context_window
         self.block_rows = -(-config.block_size // _ALIGN) * _ALIGN
@@ -165,8 +165,8 @@ class ContextGraph:
     def __init__(
         self,
         backend: Backend,
-        config: DSpineConfig,
-        weights: DrafterWeights,
+        config: DrafterConfig,
+        weights: BackboneWeights,
         cache: ContextCache,
         size: int,
     ) -> None:

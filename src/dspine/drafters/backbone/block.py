@@ -1,0 +1,230 @@
+"""The block graph: embedding, layers, head and candidates; each kind adds its own to it.
+
+One graph per sequence, width and padded context length, built once and recomputed. Tensor
+shapes in comments are in ggml order (fastest first); w is the width, n = w - 1 the drafted
+slots, K the candidates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.drafters.backbone.chain import walk_chain
+from dspine.drafters.backbone.context import ContextCache
+from dspine.drafters.backbone.weights import BackboneWeights, LayerWeights
+from dspine.drafters.base import Draft, Draw
+from dspine.files.schema import DrafterConfig
+from dspine.ggml import Backend, Bound, Graph, Tensor
+
+_SPARE = 2
+"""Tokens looked at for each candidate that is kept, when the head's product is not exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTrace:
+    """What one block computed, for comparison with another implementation. Slots 1 ... n."""
+
+    draft: Draft
+    hidden: npt.NDArray[np.float32]
+    """(n, H): final-normed states that the head reads."""
+    candidates: npt.NDArray[np.int32]
+    """(n, K) target token ids."""
+    first_row: npt.NDArray[np.float32]
+    """(K,) scores of slot 1's candidates after the anchor."""
+    table: npt.NDArray[np.float32]
+    """(n - 1, K, K) scores of slots 2 ... n: [previous candidate][candidate]."""
+
+
+Scores: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""Candidates, first row and table as `walk_chain` takes them."""
+_MaskKind: TypeAlias = tuple[int | None, bool]
+"""Window and causality of a layer."""
+
+
+class BlockGraph(ABC):
+    """Drafts width - 1 tokens over `context_rows` rows of one sequence's cache."""
+
+    max_layer_nodes = 72
+    """Graph nodes that a layer may take."""
+    skips_anchor = True
+    """Whether the last layer may leave out slot 0, whose output is no draft."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: DrafterConfig,
+        weights: BackboneWeights,
+        cache: ContextCache,
+        width: int,
+        context_rows: int,
+    ) -> None:
+        self._config, self._weights, self._cache = config, weights, cache
+        self.width = width
+        self._key_rows = cache.block_rows + context_rows
+        self._offsets = np.arange(width, dtype=np.int32)
+        self._kinds: list[_MaskKind] = list(zip(config.windows, config.causal, strict=True))
+        g = self.graph = Graph(backend, max_nodes=96 + self.max_layer_nodes * config.num_layers)
+        self._input = g.input("ids_positions", "i32", (2 * width,))
+        self._mask_inputs = {
+            kind: g.input(f"mask_{kind[0]}_{kind[1]}", "f16", (self._key_rows, width))
+            for kind in dict.fromkeys(self._kinds)
+        }
+        outputs = self._build(g)
+        g.allocate()
+        self._ids = g.bind(self._input)
+        self._tokens, self._positions = self._ids.array.reshape(2, width)
+        self._tokens[:] = config.mask_token_id
+        self._masks = [(kind[0], self._host_mask(kind)) for kind in self._mask_inputs]
+        self._results = [g.bind(output) for output in outputs]
+        self._values = self._unpack([result.array for result in self._results])
+
+    @abstractmethod
+    def _score(self, g: Graph, hidden: Tensor) -> list[Tensor]:
+        """Outputs that `_unpack` understands, from the final-normed states (H, n)."""
+
+    @abstractmethod
+    def _unpack(self, results: list[npt.NDArray[Any]]) -> Scores:
+        """Views of the outputs, in the order of `_score`."""
+
+    # -- running -------------------------------------------------------------------------------
+
+    def draft(self, anchor: int, draw: Draw | None = None) -> Draft:
+        """The chain after `anchor` at the cache's next position."""
+        return walk_chain(*self._run(anchor), draw)
+
+    def trace(self, anchor: int) -> DraftTrace:
+        """The same with everything in between."""
+        candidates, first_row, table = self._run(anchor)
+        hidden = self.graph.get(self._hidden).reshape(self.width - 1, -1)
+        draft = walk_chain(candidates, first_row, table)
+        return DraftTrace(draft, hidden, candidates.copy(), first_row.copy(), table.copy())
+
+    def _run(self, anchor: int) -> Scores:
+        """What the walk needs; the next run writes over it."""
+        position = self._cache.length
+        self._tokens[0] = anchor
+        np.add(self._offsets, position, out=self._positions)
+        self._ids.push()
+        for window, mask in self._masks:
+            self._fill_mask(mask.array[0, 0], window, position)
+            mask.push()
+        self.graph.compute()
+        for result in self._results:
+            result.pull()
+        return self._values
+
+    def _host_mask(self, kind: _MaskKind) -> Bound:
+        """(w, rows) with the block's own part filled: slot o sees slots o' <= o, or all of them
+        where attention is not causal, and with a window only o - o' < window.
+        """
+        window, causal = kind
+        mask = self.graph.bind(self._mask_inputs[kind])
+        distance = np.arange(self.width)[:, None] - np.arange(self.width)[None, :]
+        seen = (distance >= (0 if causal else -self.width)) & (distance < (window or self.width))
+        mask.array.fill(-np.inf)
+        mask.array[0, 0, :, : self.width] = np.where(seen, 0.0, -np.inf)
+        return mask
+
+    def _fill_mask(self, mask: npt.NDArray[np.float16], window: int | None, position: int) -> None:
+        """Context part: a row at p is visible to slot o iff p < position, and with a window only
+        if position + o - p < window.
+        """
+        cache = self._cache
+        mask[:, cache.block_rows :] = -np.inf
+        if window is None or position + self.width <= window:
+            for rows in cache.rows_from(0):
+                mask[:, rows] = 0.0
+            return
+        for slot in range(self.width):
+            for rows in cache.rows_from(position + slot - window + 1):
+                mask[slot, rows] = 0.0
+
+    # -- building ------------------------------------------------------------------------------
+
+    def _build(self, g: Graph) -> list[Tensor]:
+        c, weights, width = self._config, self._weights, self.width
+        tokens = g.view(self._input, (width,))
+        positions = g.view(self._input, (width,), offset=width * 4)
+        h = g.get_rows(weights.embedding, tokens)
+        for i in range(c.num_layers):
+            # Nothing reads slot 0 after the last layer's keys and values.
+            skip = 1 if self.skips_anchor and i + 1 == c.num_layers else 0
+            h = self._layer(g, i, h, positions, skip)
+        drafted = h if h.ne[1] < width else g.rows(h, 1, width - 1)
+        hidden = g.rms_norm(drafted, c.rms_norm_eps) * weights.output_norm
+        self._hidden = g.output(hidden, "hidden")
+        return self._score(g, hidden)
+
+    def _layer(self, g: Graph, index: int, h: Tensor, positions: Tensor, skip: int) -> Tensor:
+        """States of slots skip ... w - 1 after a layer."""
+        return self._feed_forward(g, index, self._attention(g, index, h, positions, skip))
+
+    def _attention(self, g: Graph, index: int, h: Tensor, positions: Tensor, skip: int) -> Tensor:
+        """Residual attention of slots skip ... w - 1 over context and block."""
+        layer = self._weights.layers[index]
+        x = g.rms_norm(h, self._config.rms_norm_eps) * layer.attn_norm
+        out = self._attend(g, index, x, positions, skip)
+        return out + (g.rows(h, skip, self.width - skip) if skip else h)
+
+    def _attend(self, g: Graph, index: int, x: Tensor, positions: Tensor, skip: int) -> Tensor:
+        """Attention of normed states x, without the residual."""
+        c, cache, width = self._config, self._cache, self.width
+        d, heads, kv_heads = c.head_dim, c.num_heads, c.num_kv_heads
+        layer, queries = self._weights.layers[index], width - skip
+        qkv = layer.qkv.product(g, x)
+        qk = g.view(qkv, (d, heads + kv_heads, width), (d * 4, qkv.nb[1]))
+        qk = g.rope_neox(g.rms_norm(qk, c.rms_norm_eps) * layer.qk_norm, positions, c.rope_theta)
+
+        cached_k, cached_v = cache.keys[index], cache.values[index]
+        k = g.view(qk, (d, kv_heads, width), qk.nb[1:3], heads * d * 4)
+        v = g.view(qkv, (d, kv_heads, width), (d * 4, qkv.nb[1]), (heads + kv_heads) * d * 4)
+        g.expand(g.copy(g.permute(k, 0, 2, 1, 3), g.rows(cached_k, 0, width)))
+        g.expand(g.copy(g.permute(v, 0, 2, 1, 3), g.rows(cached_v, 0, width)))
+
+        q = g.view(qk, (d, heads, queries), qk.nb[1:3], skip * qk.nb[2])
+        mixed = g.attention(
+            g.permute(q, 0, 2, 1, 3),
+            g.rows(cached_k, 0, self._key_rows),
+            g.rows(cached_v, 0, self._key_rows),
+            g.rows(self._mask_inputs[self._kinds[index]], skip, queries),
+            d**-0.5,
+        )
+        return layer.attn_output @ g.reshape(mixed, heads * d, queries)
+
+    def _feed_forward(self, g: Graph, index: int, h: Tensor) -> Tensor:
+        layer = self._weights.layers[index]
+        x = g.rms_norm(h, self._config.rms_norm_eps) * layer.ffn_norm
+        return self._feed(g, layer, x) + h
+
+    def _feed(self, g: Graph, layer: LayerWeights, x: Tensor) -> Tensor:
+        """SwiGLU of normed states x, without the residual."""
+        return layer.ffn_down @ g.swiglu(layer.gate_up.product(g, x))
+
+    def _candidates_of(self, g: Graph, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Target ids (K n) of the best K head rows of each slot, and these rows (H, K n).
+
+        A product with anything but f32 rounds `hidden`, which lets the wrong tokens in where the
+        last candidates are close. So more of them are taken and the exact rows choose.
+        """
+        weights, n = self._weights, self.width - 1
+        is_exact = weights.head.type_name == "f32"
+        most = k if is_exact else min(_SPARE * k, weights.head.ne[1])
+        chosen = g.reshape(g.top_k(weights.head @ hidden, most), most * n)
+        ids = chosen
+        if weights.target_ids is not None:
+            ids = g.reshape(g.get_rows(weights.target_ids, chosen), most * n)
+        rows = g.get_rows(weights.scoring, ids if weights.scoring_by_id else chosen)
+        if most == k:
+            return ids, rows
+        rows = g.reshape(rows, self._config.hidden_size, most, n)
+        scores = rows @ g.reshape(hidden, self._config.hidden_size, 1, n)
+        best = g.top_k(g.reshape(scores, most, n), k)
+        ids = g.get_rows(g.reshape(ids, 1, most, n), best)
+        return g.reshape(ids, k * n), g.reshape(
+            g.get_rows(rows, best), self._config.hidden_size, k * n
+        )

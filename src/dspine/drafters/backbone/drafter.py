@@ -1,0 +1,337 @@
+"""A drafter of any kind: context K/V per sequence, cached graphs, and the base contract."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dspine.drafters.backbone.block import BlockGraph, DraftTrace
+from dspine.drafters.backbone.context import CHUNKS, ContextCache, ContextGraph
+from dspine.drafters.backbone.target import host_tensor, target_tensors
+from dspine.drafters.backbone.weights import WeightBuilder
+from dspine.drafters.base import ContextState, Draft, Draw, Features
+from dspine.errors import ClosedError, UsageError
+from dspine.files.drafter_file import DrafterFile, read_drafter
+from dspine.files.schema import DrafterConfig
+from dspine.ggml import Backend, Device, HostTensor, Tensor
+from dspine.llama.model import Model
+
+_MAX_BLOCK_GRAPHS = 64
+"""Block graphs kept; the one unused for longest goes first."""
+
+
+ConfigT = TypeVar("ConfigT", bound=DrafterConfig)
+BlockT = TypeVar("BlockT", bound=BlockGraph)
+
+
+class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
+    """One drafter for every sequence. See dspine.drafters.base.Drafter for the contract.
+
+    When `truncate` goes back further than the ring can serve, `first_held(seq)` lies above
+    `first_visible(anchor)`: the caller then adds the rows from there on again. A cache is made
+    at the first use of a sequence number and kept until `close` or `forget`.
+    """
+
+    name = "dspine"
+    """The name of its proposals, whatever the kind."""
+    config_type: type[ConfigT]
+
+    def __init__(
+        self,
+        config: ConfigT,
+        tensors: Mapping[str, npt.NDArray[Any] | HostTensor],
+        *,
+        embedding: Tensor | HostTensor,
+        head: Tensor | HostTensor,
+        n_ctx: int,
+        n_threads: int = 1,
+        device: Device | None = None,
+        draft_vocab: npt.NDArray[np.int32] | None = None,
+        cache_type: str = "f16",
+    ) -> None:
+        if n_ctx < 1:
+            raise UsageError(f"n_ctx is {n_ctx}: at least 1 is needed")
+        if cache_type not in ("f32", "f16"):
+            raise UsageError(f"cache_type is {cache_type!r}: the drafter keeps f32 or f16")
+        self.config = config
+        self.block_size = config.block_size
+        self.taps = config.taps
+        self.n_ctx = n_ctx
+        self._cache_type = cache_type
+        self._window = config.context_window
+        self._closed = False
+        self._caches: dict[int, ContextCache] = {}
+        self._context_graphs: dict[tuple[int, int], ContextGraph] = {}
+        self._block_graphs: OrderedDict[tuple[int, int, int], BlockT] = OrderedDict()
+        self._backend = Backend(device, n_threads)
+        try:
+            builder = WeightBuilder(self._backend, config, tensors)
+            self._weights = builder.backbone(embedding, head, draft_vocab)
+            self._declare(builder)
+            builder.finish()
+        except BaseException:
+            self._backend.close()
+            raise
+
+    @abstractmethod
+    def _declare(self, builder: WeightBuilder) -> None:
+        """Declare the weights that this kind adds to the backbone's."""
+
+    @abstractmethod
+    def _make_block(self, cache: ContextCache, width: int, rows: int) -> BlockT:
+        """The kind's block graph of `width` slots over `rows` context rows."""
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        target: Model,
+        *,
+        n_ctx: int,
+        n_threads: int = 1,
+        device: Device | None = None,
+        cache_type: str = "f16",
+    ) -> Self:
+        """Open a drafter file for a loaded target, whose embedding and head it shares.
+
+        Raises FileError for a damaged file or one of another shape, CapacityError when memory is
+        short. That the two belong together is checked by dspine.files.pairing, not here.
+        """
+        return cls.from_file(
+            read_drafter(path),
+            target,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            device=device,
+            cache_type=cache_type,
+        )
+
+    @classmethod
+    def from_file(
+        cls,
+        file: DrafterFile,
+        target: Model,
+        *,
+        n_ctx: int,
+        n_threads: int = 1,
+        device: Device | None = None,
+        cache_type: str = "f16",
+    ) -> Self:
+        """The same for a file that was already read."""
+        if type(file.config) is not cls.config_type:
+            raise UsageError(
+                f"{file.path} is a {file.config.kind} drafter, not a {cls.config_type.kind} one"
+            )
+        embedding, head = target_tensors(target)
+        return cls(
+            file.config,
+            {name: host_tensor(tensor) for name, tensor in file.tensors.items()},
+            embedding=embedding,
+            head=head,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            device=device,
+            draft_vocab=file.draft_vocab,
+            cache_type=cache_type,
+        )
+
+    # -- the base contract ---------------------------------------------------------------------
+
+    def first_visible(self, anchor_position: int) -> int:
+        """First context position that a block anchored at `anchor_position` can see."""
+        return 0 if self._window is None else max(0, anchor_position - self._window + 1)
+
+    def covered(self, seq: int) -> int:
+        """Context positions up to here are present as far as a block can see them."""
+        self._check_open()
+        cache = self._caches.get(seq)
+        return 0 if cache is None else cache.length
+
+    def first_held(self, seq: int) -> int:
+        """First context position that is present; equals `covered(seq)` when none is."""
+        self._check_open()
+        cache = self._caches.get(seq)
+        return 0 if cache is None else cache.start
+
+    def add_context(self, seq: int, position: int, features: Features) -> None:
+        """Turn confirmed rows at `position`, `position + 1`, ... into context K/V.
+
+        Rows from `position` on that were present are replaced. With full attention a gap raises
+        UsageError here; with windows the rows after a gap are taken as a new beginning, and
+        `draft` raises if a block would see into the gap.
+        """
+        self._check_open()
+        if features.ndim != 2 or features.shape[1] != self.config.feature_size:
+            raise UsageError(
+                f"features have shape {features.shape}, the drafter needs rows of "
+                f"{self.config.feature_size} ({len(self.taps)} taps of "
+                f"{self.config.target_hidden_size})"
+            )
+        # A sum is quick, and finite unless an element is not or all are absurdly large.
+        if not math.isfinite(np.add.reduce(features, axis=None)):
+            raise UsageError("features contain values that are not numbers")
+        if not len(features):
+            return
+        cache = self._cache(seq)
+        first = cache.prepare(position, len(features))
+        end = position + len(features)
+        while first < end:
+            size = _chunk(end - first)
+            count = min(size, end - first)
+            rows = features[first - position : first - position + count]
+            self._context_graph(seq, size).run(first, rows)
+            first += count
+
+    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`.
+
+        They are the best ones, or picked as `draw` says.
+        """
+        return self._block_graph(seq, anchor, width).draft(anchor, draw)
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Forget context positions from `length` on."""
+        self._check_open()
+        if length < 0:
+            raise UsageError(f"length is {length}: it cannot be negative")
+        if seq in self._caches:
+            self._caches[seq].truncate(length)
+
+    def save_context(self, seq: int) -> ContextState | None:
+        """Copy of the context K/V that is present, None when nothing is."""
+        self._check_open()
+        cache = self._caches.get(seq)
+        if cache is None or cache.start == cache.length:
+            return None
+        return ContextState(cache.start, cache.length, cache.read())
+
+    def load_context(self, seq: int, state: ContextState) -> bool:
+        """Replace the context of `seq`; False, with nothing present, where it does not fit."""
+        self._check_open()
+        cache = self._cache(seq)
+        cache.truncate(0)
+        return cache.fill(state.start, state.length, state.data)
+
+    def close(self) -> None:
+        """Free graphs, caches, weights and backend; later calls raise ClosedError."""
+        if self._closed:
+            return
+        self._closed = True
+        for block in self._block_graphs.values():
+            block.graph.close()
+        for context in self._context_graphs.values():
+            context.graph.close()
+        for cache in self._caches.values():
+            cache.close()
+        self._weights.store.close()
+        self._backend.close()
+
+    # -- beyond the contract -------------------------------------------------------------------
+
+    def draft_trace(self, seq: int, anchor: int, width: int) -> DraftTrace:
+        """A draft with hidden states and tables, for comparison with other implementations."""
+        return self._block_graph(seq, anchor, width).trace(anchor)
+
+    def set_threads(self, n_threads: int) -> None:
+        """CPU threads of the next calls."""
+        self._check_open()
+        self._backend.set_threads(n_threads)
+
+    def forget(self, seq: int) -> None:
+        """Free a sequence's cache and graphs."""
+        self._check_open()
+        for key in [k for k in self._block_graphs if k[0] == seq]:
+            self._block_graphs.pop(key).graph.close()
+        for context_key in [k for k in self._context_graphs if k[0] == seq]:
+            self._context_graphs.pop(context_key).graph.close()
+        cache = self._caches.pop(seq, None)
+        if cache is not None:
+            cache.close()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the drafter's own weights (the target's tensors not counted)."""
+        self._check_open()
+        return self._weights.store.byte_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the drafter was used after it was closed")
+
+    def _cache(self, seq: int) -> ContextCache:
+        cache = self._caches.get(seq)
+        if cache is None:
+            if seq < 0:
+                raise UsageError(f"sequence {seq} is negative")
+            cache = ContextCache(self._backend, self.config, self.n_ctx, self._cache_type)
+            self._caches[seq] = cache
+        return cache
+
+    def _context_graph(self, seq: int, size: int) -> ContextGraph:
+        key = (seq, size)
+        graph = self._context_graphs.get(key)
+        if graph is None:
+            graph = ContextGraph(self._backend, self.config, self._weights, self._cache(seq), size)
+            self._context_graphs[key] = graph
+        return graph
+
+    def _block_graph(self, seq: int, anchor: int, width: int) -> BlockT:
+        self._check_open()
+        if not 2 <= width <= self.block_size:
+            raise UsageError(f"width is {width}: this drafter drafts 2 to {self.block_size}")
+        if not 0 <= anchor < self.config.vocab_size:
+            raise UsageError(
+                f"anchor {anchor} is outside of the vocabulary of {self.config.vocab_size}"
+            )
+        cache = self._cache(seq)
+        needed = self.first_visible(cache.length)
+        if cache.start > needed:
+            raise UsageError(
+                f"a block at position {cache.length} sees context from {needed} on, but rows "
+                f"before {cache.start} were never added"
+            )
+        rows = _padded(cache.used_rows, cache.capacity)
+        key = (seq, width, rows)
+        graph = self._block_graphs.get(key)
+        if graph is None:
+            graph = self._make_block(cache, width, rows)
+            self._block_graphs[key] = graph
+            if len(self._block_graphs) > _MAX_BLOCK_GRAPHS:
+                self._block_graphs.popitem(last=False)[1].graph.close()
+        else:
+            self._block_graphs.move_to_end(key)
+        return graph
+
+
+def _chunk(count: int) -> int:
+    """Graph size for the next of `count` rows: the smallest that holds them, or the largest."""
+    return next((size for size in CHUNKS if size >= count), CHUNKS[-1])
+
+
+def _padded(rows: int, capacity: int) -> int:
+    """Context rows a graph covers: `rows` rounded up in steps of a quarter of its power of two,
+    so that a growing context meets few graphs. Attention passes over what no row holds yet.
+    """
+    if rows == 0:
+        return 0
+    step = max(512, (1 << (rows - 1).bit_length()) // 4)
+    return min(-(-rows // step) * step, capacity)
