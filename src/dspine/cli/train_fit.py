@@ -56,6 +56,7 @@ def fit_options(options: Options) -> FitOptions:
         ),
         draft_vocab_size=options.positive("draft_vocab_size"),
         vocabulary_answers=options.paths("vocabulary_answers"),
+        init_from=options.path("init_from"),
         copy_layers=not options.switch("no_copy_layers"),
         learning_rate=options.real("learning_rate"),
         warmup=options.real("warmup"),

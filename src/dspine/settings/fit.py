@@ -49,6 +49,19 @@ FIT_SETTINGS: tuple[Setting, ...] = (
         commands=("train fit",),
     ),
     Setting(
+        name="init_from",
+        flags=("--init-from",),
+        kind="path",
+        default=None,
+        placeholder="PATH",
+        in_environment=False,
+        default_text="a new drafter",
+        group="Data",
+        help="Drafter file, checkpoint or run to begin with, made for a target of the same shape; "
+        "its sizes, layers and draft vocabulary are kept.",
+        commands=("train fit",),
+    ),
+    Setting(
         name="steps",
         flags=("--steps",),
         kind="int",

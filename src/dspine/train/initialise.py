@@ -22,7 +22,7 @@ from dspine.train.transfer_codes import transfer_codes
 
 _SAMPLE_ROWS = 4096
 _OTHER_TAPS_STD = 0.002
-_LEAST_RMS = 1e-4
+LEAST_RMS = 1e-4
 # Architectures whose GGUF stores q and k rows in interleaved rotary order.
 _INTERLEAVED = frozenset({"llama"})
 
@@ -40,7 +40,7 @@ def initialise(
         set_codes(module, target.head)
         module.norm.weight.copy_(_needed(target, "output_norm.weight"))
         sample = feature_sample(shards)
-        rms = sample.square().mean(dim=0).sqrt().clamp_min(_LEAST_RMS)
+        rms = sample.square().mean(dim=0).sqrt().clamp_min(LEAST_RMS)
         module.feature_scale.copy_(1 / rms)
         if copy_layers:
             _copy_context(module, rms)

@@ -47,6 +47,9 @@ class FitOptions:
     """None trains and drafts with the target's whole vocabulary."""
     vocabulary_answers: tuple[Path, ...] = ()
     """Answer files whose tokens are counted for the draft vocabulary; empty: the shards' labels."""
+    init_from: Path | None = None
+    """A drafter file, checkpoint or run to begin with: its sizes and draft vocabulary stand for
+    `geometry` and `draft_vocab_size`. A run that goes on does not read it again."""
     copy_layers: bool = True
     learning_rate: float = 1e-3
     learning_rate_floor: float = 0.01

@@ -37,6 +37,7 @@ from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
 from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
 from dspine.train.shards import Shard, list_shards, read_info
+from dspine.train.start_from import fill_module, read_start
 from dspine.train.target import Target
 from dspine.train.vocabulary import count_answers, count_shards, most_frequent
 
@@ -66,7 +67,12 @@ class _Run:
         self.pair = target.pair
         self.embedding = target.embedding
         known = list_checkpoints(self.folder)
-        self.config = _config(options, target)
+        start = None
+        if options.init_from is not None:
+            # A run that goes on has its own checkpoints: the file may be gone by then.
+            source = self.folder if known else options.init_from
+            start = read_start(source, target.pair, options.shards)
+        self.config = _config(options, target) if start is None else start.config
         self.pool = ShardPool(options.shards, self.config, target.pair.fingerprint)
         self.sampler = Sampler(
             self.pool,
@@ -79,7 +85,13 @@ class _Run:
         self.anchors_seen = 0
         self.started = _seconds()
         self.last_evaluation: Evaluation | None = None
-        if not known:
+        if not known and start is not None:
+            self._scan()
+            self.draft_vocab = start.draft_vocab
+            self.module = DSpineModule(self.config)
+            fill_module(self.module, start, self.pool.shards)
+            self.optimiser = self._make_optimiser()
+        elif not known:
             self._scan()
             self.draft_vocab = _draft_vocab(options, target, self.pool)
             self.module = initialise(
