@@ -9,7 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -17,17 +17,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dspine.drafters.base import Drafter
-from dspine.engine.costs import CostTable, interpolate
 from dspine.engine.target import Target
+from dspine.measured import DEPTH as DEPTH
+from dspine.measured import FORMAT, interpolate
+from dspine.measured import NOISY as NOISY
+from dspine.measured import Calibration as Calibration
 
 Case = TypeVar("Case", bound=Hashable)
 
-FORMAT = 3
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Row counts that are timed; between them the cost is taken as linear."""
-
-DEPTH = 128
-"""Context tokens before the timed rows; decoding them is a good part of a measurement."""
 
 DEEP = 512
 """Context at which a few counts are timed again, to know what a longer context costs."""
@@ -52,9 +51,6 @@ DRAFTS_BUDGET_MS = 500.0
 FIRST_TURN = 4
 """Budgets after which what was not timed yet is taken from its neighbours."""
 
-NOISY = 1.6
-"""Typical over best time from which a measurement is used but not kept."""
-
 STEADY = 1.15
 """The same for the times that were repeated, where the budget allowed that for some only."""
 
@@ -77,75 +73,6 @@ class DraftTiming:
     ms: dict[int, float]
     noise: float = 1.0
     context_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """`rows_ms[flash_attention][n]`: a target decode of n rows; `draft_ms[w]`: a draft of width w.
-
-    `draft_ms` is empty without a drafter. Both were taken at `depth`, and some counts again at
-    `deep` (`deep_ms`, empty where the target is too slow for that). `context_ms` is what the
-    drafter needs for a feature row that waited. All with `n_threads`, 0 for as many as asked for.
-    """
-
-    rows_ms: dict[bool, dict[int, float]]
-    draft_ms: dict[int, float]
-    noise: float = 1.0
-    depth: int = DEPTH
-    deep: int = 0
-    deep_ms: dict[bool, dict[int, float]] = field(default_factory=dict)
-    context_ms: float = 0.0
-    n_threads: int = 0
-
-    @property
-    def is_noisy(self) -> bool:
-        """Good enough for now, not for later starts."""
-        return self.noise >= NOISY
-
-    def costs(self, flash_attention: bool) -> CostTable:
-        """What a step's parts cost with that attention setting."""
-        rows = self.rows_ms[flash_attention]
-        slopes = {}
-        for count, ms in self.deep_ms.get(flash_attention, {}).items():
-            near = interpolate(rows, count)
-            # At most in proportion to the context: what is beyond that was a disturbance.
-            further = min(max(ms, near), near * self.deep / self.depth)
-            slopes[count] = (further - near) / (self.deep - self.depth)
-        return CostTable(rows, self.draft_ms, self.depth, slopes or None, self.context_ms)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "rows_ms": _by_flash(self.rows_ms),
-            "draft_ms": {str(width): ms for width, ms in self.draft_ms.items()},
-            "noise": self.noise,
-            "depth": self.depth,
-            "deep": self.deep,
-            "deep_ms": _by_flash(self.deep_ms),
-            "context_ms": self.context_ms,
-            "n_threads": self.n_threads,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Calibration:
-        """The inverse of `to_json`; ValueError, KeyError or TypeError for anything else."""
-        rows, deep_ms = _tables(document["rows_ms"]), _tables(document["deep_ms"])
-        depth, deep = int(document["depth"]), int(document["deep"])
-        context_ms, n_threads = float(document["context_ms"]), int(document["n_threads"])
-        if not rows or any(1 not in table for table in rows.values()):
-            raise ValueError("no cost of one row")
-        if not context_ms >= 0.0 or n_threads < 0 or (deep_ms and not 0 < depth < deep):
-            raise ValueError("depths or times that cannot be")
-        return cls(
-            rows,
-            _table(document["draft_ms"]),
-            float(document["noise"]),
-            depth,
-            deep,
-            deep_ms,
-            context_ms,
-            n_threads,
-        )
 
 
 def time_rows(
@@ -436,21 +363,3 @@ def _in_turn(counts: Sequence[int]) -> list[int]:
 def _complete(times: Mapping[int, float], counts: Sequence[int]) -> dict[int, float]:
     """Every count: what there was no time for lies on the line between its neighbours."""
     return never_cheaper({count: interpolate(times, count) for count in counts})
-
-
-def _by_flash(tables: Mapping[bool, Mapping[int, float]]) -> dict[str, dict[str, float]]:
-    return {
-        "on" if flash else "off": {str(n): ms for n, ms in table.items()}
-        for flash, table in tables.items()
-    }
-
-
-def _tables(document: Mapping[str, Any]) -> dict[bool, dict[int, float]]:
-    return {{"on": True, "off": False}[flash]: _table(table) for flash, table in document.items()}
-
-
-def _table(document: Mapping[str, Any]) -> dict[int, float]:
-    table = {int(count): float(ms) for count, ms in document.items()}
-    if any(count < 1 or not (math.isfinite(ms) and ms > 0) for count, ms in table.items()):
-        raise ValueError("a time that is no time")
-    return table

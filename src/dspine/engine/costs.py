@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
 from math import exp, log
+
+from dspine.measured import CostTable as CostTable
+from dspine.measured import interpolate as interpolate
 
 GROUPS = (1, 2, 4, 8, 16)
 """Row counts up to these share a correction: a disturbance does not hit all of them alike."""
@@ -19,41 +19,6 @@ MOST_AT_ONCE = 0.4
 
 MOST = log(4.0)
 """Times further off than this factor are taken as that far off."""
-
-
-def interpolate(table: Mapping[int, float], count: int) -> float:
-    """Milliseconds for `count` rows between (or beyond) measured counts, linearly."""
-    known = sorted(table)
-    if not known:
-        return 0.0
-    if count in table:
-        return table[count]
-    if len(known) == 1:
-        return table[known[0]] * count / known[0]
-    if count < known[0]:
-        return table[known[0]]
-    for low, high in pairwise(known):
-        if low < count < high:
-            return table[low] + (table[high] - table[low]) * (count - low) / (high - low)
-    low, high = known[-2], known[-1]
-    slope = max(0.0, (table[high] - table[low]) / (high - low))
-    return table[high] + slope * (count - high)
-
-
-@dataclass(frozen=True, slots=True)
-class CostTable:
-    """Measured milliseconds. `rows_ms[n]` and `draft_ms[width]` were taken at `depth`.
-
-    `slope_ms[n]` is what a decode of n rows costs more for each token of context beyond that.
-    `context_ms` is what the drafter needs for a feature row that waited. Without a drafter
-    `draft_ms` is empty.
-    """
-
-    rows_ms: Mapping[int, float]
-    draft_ms: Mapping[int, float]
-    depth: int = 0
-    slope_ms: Mapping[int, float] | None = None
-    context_ms: float = 0.0
 
 
 class StepCosts:

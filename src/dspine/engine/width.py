@@ -9,6 +9,7 @@ from typing import Protocol
 from dspine.engine.costs import StepCosts, interpolate
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.waiting import StoringRule
+from dspine.measured import expected_tokens as expected_tokens
 
 PAYS_FROM = 1.02
 """Expected speed-up below which drafting is not worth its noise."""
@@ -25,19 +26,6 @@ class WidthChoice:
     tokens_per_second: float
     speedup: float
     """Against plain decoding on the same machine."""
-
-
-def expected_tokens(curve: Sequence[float], width: int) -> float:
-    """Tokens per verify of `width` rows: 1 + a1 + a1 a2 + ... with the conditional curve.
-
-    `curve[i]` is the chance that slot i + 1 is right if all before it are; beyond its end the
-    last value holds. An empty curve means that nothing is ever accepted.
-    """
-    total, reached = 1.0, 1.0
-    for slot in range(width - 1):
-        reached *= curve[min(slot, len(curve) - 1)] if curve else 0.0
-        total += reached
-    return total
 
 
 def best_width(
