@@ -10,7 +10,19 @@ from collections.abc import Sequence
 
 import click
 
-from dspine.cli import INTERRUPTED, chat, convert, doctor, inspect, quantize, run, train
+from dspine.cli import (
+    INTERRUPTED,
+    bench,
+    chat,
+    compare_results,
+    convert,
+    doctor,
+    evaluate,
+    inspect,
+    quantize,
+    run,
+    train,
+)
 from dspine.errors import DspineError
 
 TRAINING_MODULES = ("torch", "safetensors")
@@ -22,7 +34,18 @@ def cli() -> None:
     """Make a local model answer faster without changing what it says."""
 
 
-for module in (run, chat, doctor, inspect, convert, quantize, train):
+for module in (
+    run,
+    chat,
+    bench,
+    evaluate,
+    compare_results,
+    doctor,
+    inspect,
+    convert,
+    quantize,
+    train,
+):
     cli.add_command(module.command)
 
 

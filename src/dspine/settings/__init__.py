@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dspine.settings.data import DATA_SETTINGS
 from dspine.settings.fit import FIT_SETTINGS
+from dspine.settings.measuring import MEASURING_SETTINGS
 from dspine.settings.running import RUN_SETTINGS
 from dspine.settings.sampling import SAMPLING_SETTINGS
 from dspine.settings.setting import Setting, Value, resolve
 
 __all__ = ["SETTINGS", "Setting", "Value", "resolve", "settings_of"]
 
-SETTINGS: tuple[Setting, ...] = (*RUN_SETTINGS, *SAMPLING_SETTINGS, *DATA_SETTINGS, *FIT_SETTINGS)
+SETTINGS: tuple[Setting, ...] = (
+    *RUN_SETTINGS,
+    *SAMPLING_SETTINGS,
+    *DATA_SETTINGS,
+    *FIT_SETTINGS,
+    *MEASURING_SETTINGS,
+)
 
 
 def settings_of(command: str) -> tuple[Setting, ...]:

@@ -108,8 +108,16 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         group="Data",
         help="Where the result goes: the answer file, the folder of shards, the folder of "
         "the run, or the table. What is there is continued.",
-        commands=("train answers", "train features", "train ngram", "train fit"),
+        commands=("train answers", "train features", "train ngram", "train fit", "bench", "eval"),
         variants={
+            **{
+                name: Variant(
+                    "File of the result, JSON; a broken-off run is continued from FILE.part.",
+                    "none is written",
+                    group="Output",
+                )
+                for name in ("bench", "eval")
+            },
             "train answers": Variant("Answer file; one that is there is continued."),
             "train features": Variant("Folder of shards; one that is there is continued."),
             "train ngram": Variant("Table file, NAME.ngram.npz beside the drafter NAME.gguf."),

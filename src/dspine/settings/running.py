@@ -6,7 +6,8 @@ from dspine.settings.setting import Setting, Variant
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 ANSWERING = ("run", "chat")
-EVERY_LOADING_COMMAND = (*ANSWERING, "doctor")
+MEASURING = ("bench", "eval")
+EVERY_LOADING_COMMAND = (*ANSWERING, "doctor", *MEASURING)
 TRAIN_COMMANDS = ("train answers", "train features", "train ngram", "train fit", "train eval")
 
 RUN_SETTINGS: tuple[Setting, ...] = (
@@ -322,7 +323,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Prompt",
         help="Continue the prompt as it stands, without a chat template.",
-        commands=("run",),
+        commands=("run", *MEASURING),
     ),
     Setting(
         name="predict",
@@ -333,7 +334,11 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="until the answer ends or the context is full",
         group="Output",
         help="Tokens to write at most; -1 is the default.",
-        commands=ANSWERING,
+        commands=(*ANSWERING, *MEASURING),
+        variants={
+            name: Variant("Tokens of an answer at most.", "128", default=128, least=1)
+            for name in MEASURING
+        },
         placeholder="N",
     ),
     Setting(
@@ -443,7 +448,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Output",
         help="Print one JSON document instead of text.",
-        commands=("run", "doctor", "inspect", "train eval"),
+        commands=("run", "doctor", *MEASURING, "compare", "inspect", "train eval"),
     ),
     Setting(
         name="library",

@@ -1,0 +1,1 @@
+"""Measuring: task sets, interleaved runs of configurations, summaries and reports."""

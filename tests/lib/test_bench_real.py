@@ -1,0 +1,91 @@
+"""`dspine bench` with real processes on the default pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dspine.bench.configuration import Configuration
+from dspine.bench.processes import WorkerProcess
+from dspine.errors import UsageError
+
+REQUEST = {
+    "prompt": "Count from 1 to 10.",
+    "raw": False,
+    "max_tokens": 12,
+    "temperature": 0.0,
+    "seed": 1,
+    "depth": 0,
+}
+
+
+def test_plain_and_drafted_answers_come_from_processes_of_their_own(
+    default_target: Path, default_drafter: Path
+) -> None:
+    options = {"model": str(default_target), "n_threads": 1, "n_ctx": 512}
+    ways = (
+        Configuration("plain", {**options, "proposer": "none"}),
+        Configuration(
+            "dspine",
+            {
+                **options,
+                "drafter": str(default_drafter),
+                "proposer": "dspine",
+                "spec_draft_n_max": 3,
+            },
+        ),
+    )
+    answers = []
+    for way in ways:
+        worker = WorkerProcess(way)
+        try:
+            answers.append(worker.answer(REQUEST))
+            deep = worker.answer({**REQUEST, "depth": 64, "filler": "Some text. " * 40})
+            assert deep["prompt_tokens"] == answers[-1]["prompt_tokens"] + 64
+            with pytest.raises(UsageError, match=rf"'{way.name}': .*exceed the context of 512"):
+                worker.answer({**REQUEST, "depth": 600, "filler": "Some text. " * 400})
+            # It goes on after an error, and nothing is kept from one answer to the next.
+            assert worker.answer(REQUEST)["tokens"] == answers[-1]["tokens"]
+        finally:
+            worker.close()
+    plain, drafted = answers
+    assert drafted["drafted"] > 0 and plain["drafted"] == 0
+    assert drafted["peak_mib"] > plain["peak_mib"] > 100
+    assert len(plain["tokens"]) == 12
+
+
+def test_a_configuration_that_cannot_load_says_why(tmp_path: Path) -> None:
+    missing = tmp_path / "none.gguf"
+    with pytest.raises(UsageError, match=r"configuration 'plain': .*none\.gguf"):
+        WorkerProcess(Configuration("plain", {"model": str(missing), "proposer": "none"}))
+
+
+def test_ctrl_c_ends_every_process_and_keeps_the_answers(
+    tmp_path: Path, default_target: Path
+) -> None:
+    path = tmp_path / "r.json"
+    part = tmp_path / "r.json.part"
+    command = [
+        *(sys.executable, "-c", "from dspine.cli.main import main; main()", "bench"),
+        *("-m", str(default_target)),
+        *("--config", "plain", "-n", "8", "-t", "1", "-r", "500", "-c", "512", "-o", str(path)),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        limit = time.monotonic() + 60
+        while not (part.exists() and part.read_text().count("\n") > 3):
+            assert program.poll() is None and time.monotonic() < limit
+            time.sleep(0.05)
+        program.send_signal(signal.SIGINT)
+        _, complaints = program.communicate(timeout=60)
+    assert program.returncode == 130, complaints
+    document = json.loads(path.read_text())
+    assert not document["complete"] and len(document["measurements"]) >= 2
+    assert "Traceback" not in complaints
+    # Its worker is gone: nobody else has this file's name on the command line or the answer pipe.
+    assert part.read_text().count('"configuration":"plain"') == len(document["measurements"])
