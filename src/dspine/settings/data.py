@@ -66,8 +66,16 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         group="Data",
         help="Prompt file (JSON lines with id, prompt and source); may be given several "
         "times. For features a single one, which tells the source of each answer.",
-        commands=("train answers", "train features"),
+        commands=("train answers", "train features", "bench", "eval"),
         variants={
+            **{
+                name: Variant(
+                    "Prompts of your own instead: a .jsonl, .json (also a chat log), .txt or .md "
+                    "file, or a folder of them; may be given several times.",
+                    group="What",
+                )
+                for name in ("bench", "eval")
+            },
             "train answers": Variant(
                 "Prompt file (JSON lines with id, prompt and source); may be given several times."
             ),
@@ -179,7 +187,19 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         default_text="all",
         group="Data",
         help="Answers in the file at most; 0 is the default.",
-        commands=("train answers",),
+        commands=("train answers", "bench", "eval"),
+        variants={
+            "bench": Variant(
+                "Prompts of each task set or file at most, evenly spaced; 0 is the default.",
+                group="What",
+            ),
+            "eval": Variant(
+                "Prompts of each task set or file at most, evenly spaced; 0 is all.",
+                "20",
+                default=20,
+                group="What",
+            ),
+        },
     ),
     Setting(
         name="token_limit",

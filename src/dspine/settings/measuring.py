@@ -49,38 +49,6 @@ MEASURING_SETTINGS: tuple[Setting, ...] = (
         placeholder="NAMES",
     ),
     Setting(
-        name="prompts",
-        flags=("--prompts",),
-        kind="list",
-        default=(),
-        in_environment=False,
-        group="What",
-        help="Prompts of your own instead: a .jsonl, .json (also a chat log), .txt or .md file, "
-        "or a folder of them; may be given several times.",
-        commands=_BOTH,
-        placeholder="PATH",
-    ),
-    Setting(
-        name="limit",
-        flags=("--limit",),
-        kind="int",
-        default=0,
-        least=0,
-        in_environment=False,
-        default_text="all",
-        group="What",
-        help="Prompts of each task set or file at most, evenly spaced; 0 is the default.",
-        commands=_BOTH,
-        variants={
-            "eval": Variant(
-                "Prompts of each task set or file at most, evenly spaced; 0 is all.",
-                "20",
-                default=20,
-            )
-        },
-        placeholder="N",
-    ),
-    Setting(
         name="repeats",
         flags=("-r", "--repeats"),
         kind="int",
