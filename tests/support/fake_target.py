@@ -90,6 +90,10 @@ class FakeTarget:
             [[self._first + i, tokens[i]] for i in range(first, first + count)], np.float32
         ).reshape(count, 2)
 
+    def copy_features(self, first: int, count: int, out: memoryview) -> None:
+        data = self.features(first, count).tobytes()
+        out[: len(data)] = data
+
     def clear(self) -> None:
         self.memory = []
         self._saved = None

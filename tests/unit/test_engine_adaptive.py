@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,7 +231,7 @@ def test_what_was_drawn_decides_nothing() -> None:
         policy = FLAT.policy()
         asked = ask_until(policy, [offer("ngram", [1, 1], [0.3, 0.3])])
         drawn = tuple(Drawn(token, candidates, chances) for _ in range(asked))
-        chain = replace(offer("dspine", [token] * asked, [0.5] * asked), drawn=drawn)
+        chain = offer("dspine", [token] * asked, [0.5] * asked)._replace(drawn=drawn)
         chosen = policy.choose(chain)
         kept.append((chosen.proposer, len(chosen.tokens), len(chosen.drawn)))
     assert len(set(kept)) == 1

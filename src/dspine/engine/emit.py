@@ -29,6 +29,7 @@ class Emitter:
         self._max_tokens = max_tokens
         self._detokeniser = Detokeniser(piece)
         self._stop = StopFinder(stop)
+        self._may_stop = not self._stop.is_empty
         self._count = 0
         self._text = ""
 
@@ -46,10 +47,13 @@ class Emitter:
         if self._is_end(token):
             self._flush()
             return "stop"
-        text, stopped = self._stop.push(self._detokeniser.push(token))
+        text = self._detokeniser.push(token)
+        if self._may_stop:
+            text, stopped = self._stop.push(text)
+            if stopped:
+                self._text += text
+                return "stop"
         self._text += text
-        if stopped:
-            return "stop"
         if self._max_tokens is not None and self._count >= self._max_tokens:
             self._flush()
             return "length"

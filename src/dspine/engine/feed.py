@@ -20,6 +20,7 @@ class FeatureFeed:
     def __init__(self, target: Target, drafter: Drafter, seq: int) -> None:
         self._target, self._drafter, self._seq = target, drafter, seq
         self._rows: Features | None = None
+        self._bytes, self._row_bytes = memoryview(b""), 0
         self._first = 0
         self._count = 0
 
@@ -40,20 +41,29 @@ class FeatureFeed:
 
     def take(self, position: int, row: int, count: int) -> None:
         """Keep rows `row` ... `row + count - 1` of the last decode; they sit at `position` ... ."""
-        features = self._target.features(row, count)
-        if self._rows is None or self._rows.shape[1] != features.shape[1]:
-            self._rows = np.empty((MAX_PENDING, features.shape[1]), np.float32)
         if position != self._first + self._count:
             self._count = 0  # no block sees what lies before a gap
         if self._count + count > MAX_PENDING:
             self.flush(position)
-        if count > MAX_PENDING:
-            self._add(position, features)
+        if count > MAX_PENDING or self._rows is None:
+            self._begin(position, self._target.features(row, count))
             return
         if not self._count:
             self._first = position
-        self._rows[self._count : self._count + count] = features
+        self._target.copy_features(row, count, self._bytes[self._count * self._row_bytes :])
         self._count += count
+
+    def _begin(self, position: int, features: Features) -> None:
+        """The first rows of all, or more of them than can wait."""
+        if self._rows is None:
+            self._rows = np.empty((MAX_PENDING, features.shape[1]), np.float32)
+            self._bytes = self._rows.data.cast("B")
+            self._row_bytes = self._rows.strides[0]
+        if len(features) > MAX_PENDING:
+            self._add(position, features)
+            return
+        self._rows[: len(features)] = features
+        self._first, self._count = position, len(features)
 
     def flush(self, anchor_position: int) -> None:
         """Hand over what a block anchored at `anchor_position` or later can see."""

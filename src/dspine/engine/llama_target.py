@@ -41,6 +41,9 @@ class LlamaTarget:
     def features(self, first: int, count: int) -> Features:
         return self.context.features(first, count)
 
+    def copy_features(self, first: int, count: int, out: memoryview) -> None:
+        self.context.copy_features(first, count, out)
+
     def clear(self) -> None:
         if self.context.n_sequences == 1:
             self.context.memory.clear()

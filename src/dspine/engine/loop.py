@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dspine.engine.choose import Chooser
 from dspine.engine.emit import Emitter
@@ -50,8 +50,7 @@ class Run:
         return room if remaining is None else min(room, remaining)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What a stepper did: confirmed tokens, and its times in milliseconds."""
 
     tokens: tuple[int, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dspine.errors import UsageError
 
@@ -17,8 +17,7 @@ MAX_CANDIDATES = 16
 """Earlier occurrences compared, newest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The newest tokens also stand before index `start`, `length` of them (at most MAX_MATCH)."""
 
     start: int

@@ -9,8 +9,8 @@ import os
 import zipfile
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ Tokens = npt.NDArray[np.int32]
 Confidences = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
+class Continuation(NamedTuple):
     """The likely next token, its probability, and the length of the context that says so."""
 
     token: int

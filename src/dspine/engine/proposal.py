@@ -1,17 +1,19 @@
-"""What a proposer hands to the verify, and what a proposer is."""
+"""What a proposer hands to the verify, and what a proposer is.
+
+What is made at every step is a named tuple: making one takes a third of the time of a frozen
+dataclass, and after a decode, when the caches hold the weights, even less.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dspine.drafters.base import Draw, Drawn
 from dspine.engine.waiting import Copies
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Drafts for the slots after the anchor, each with the chance its proposer gives it.
 
     A score is the probability that the draft is right, given that all before it are. Scores must
@@ -45,8 +47,7 @@ NOTHING = Proposal((), (), "none")
 """No drafts: the step is a plain one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """Drafts wanted after `anchor`, which sits at `position`: at most `limit`.
 
     The decode repeats `extra` confirmed rows in front of the anchor.
@@ -62,8 +63,7 @@ class Ask:
     """What taking drafts back costs; None where they are cut off for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
+class Confirmed(NamedTuple):
     """What a verify confirmed: `tokens`, the last of which is the new anchor.
 
     Row `row` of the decode, and those after it, hold `position` and those after it (the old

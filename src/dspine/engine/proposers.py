@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
@@ -199,7 +198,11 @@ class DrafterProposer:
         return self._on() and ask.position + 1 < self._max_positions
 
     def propose(self, ask: Ask) -> Proposal:
-        count = min(ask.limit, self._policy.most(self.name), self._max_positions - ask.position - 1)
+        return self.draft(ask, ask.limit)
+
+    def draft(self, ask: Ask, limit: int) -> Proposal:
+        """At most `limit` drafts, which may be fewer than the ask's."""
+        count = min(limit, self._policy.most(self.name), self._max_positions - ask.position - 1)
         count = min(count, self._drafter.block_size - 1)
         if count < 1 or not self._on():
             return NOTHING
@@ -285,8 +288,7 @@ class AutoProposer:
         if drafter is None or not drafter.can_draft(ask):
             self._policy.ask(found, ask, None)
         elif wanted := self._policy.ask(found, ask, drafter.waiting):
-            limit = min(wanted, ask.limit)
-            drafted = drafter.propose(replace(ask, limit=limit))
+            drafted = drafter.draft(ask, min(wanted, ask.limit))
         return self._policy.choose(drafted)
 
     def confirm(self, confirmed: Confirmed) -> None:

@@ -54,20 +54,25 @@ class SpeculativeStepper:
         self._rollback.start(self._run.sequence.anchor_position)
 
     def step(self) -> StepResult:
-        run, sequence = self._run, self._run.sequence
-        anchor, position = sequence.anchor, sequence.anchor_position
+        run, rollback, target = self._run, self._rollback, self._run.target
+        tokens = run.sequence.tokens
+        position = len(tokens) - 1
 
-        caught_up_ms = self._catch_up(position)
         started = perf_counter()
+        caught_up_ms = 0.0
+        if position - rollback.held >= target.max_rows:
+            self._catch_up(position)
+            caught_up_ms, started = (perf_counter() - started) * 1000.0, perf_counter()
         proposal = NOTHING
-        held = self._rollback.held
+        held = rollback.held
         extra = position - held
-        limit = min(run.room, run.target.max_rows - extra) - 1
+        limit = min(run.room, target.max_rows - extra) - 1
         if run.max_drafts is not None:
             limit = min(limit, run.max_drafts)
         asked = limit > 0 and self._drafting and extra <= MAX_REPLAY
         if asked:
-            ask = Ask(anchor, position, limit, run.chooser.draw(), extra, self._rollback.copies)
+            draw = run.chooser.draw()
+            ask = Ask(tokens[position], position, limit, draw, extra, rollback.copies)
             proposal = self._proposer.propose(ask)
             if proposal.tokens:
                 proposal = proposal.first(run.chooser.allowed(proposal.tokens))
@@ -75,48 +80,45 @@ class SpeculativeStepper:
         if proposal.tokens and not self._can_verify(len(proposal.tokens)):
             proposal = NOTHING
         drafts = proposal.tokens
-        feed = (*sequence.tokens[held:], *drafts)
+        feed = (*tokens[held:], *drafts)
         if not drafts:
-            self._rollback.before_verify(0)
+            rollback.before_verify(0)
         saved_at = perf_counter()
-        run.target.decode(feed, held, 1 + len(drafts) if extra else "all")
-        run.target.wait()
+        target.decode(feed, held, 1 + len(drafts) if extra else "all")
+        target.wait()
         verified_at = perf_counter()
 
-        verdict = accept_rows(
+        confirmed, accepted, reason = accept_rows(
             drafts, run.chooser, run.emitter, first_row=extra, drawn=proposal.drawn
         )
-        kept = len(verdict.tokens)
-        sequence.extend(verdict.tokens)
-        self._proposer.confirm(Confirmed(position, extra, verdict.tokens))
+        kept = len(confirmed)
+        run.sequence.extend(confirmed)
+        self._proposer.confirm(Confirmed(position, extra, confirmed))
         confirmed_at = perf_counter()
-        self._rollback.settle(held + len(feed), position + kept)
+        rollback.settle(held + len(feed), position + kept)
         settled_at = perf_counter()
         draft_ms = (drafted_at - started) * 1000.0
         verify_ms = (verified_at - saved_at) * 1000.0
         copied_ms = (saved_at - drafted_at + settled_at - confirmed_at) * 1000.0
         if asked:
-            self._policy.observe(Outcome(len(drafts), verdict.tokens, draft_ms, verify_ms))
+            self._policy.observe(Outcome(len(drafts), confirmed, draft_ms, verify_ms))
         if run.trace is not None:
             run.trace.steps.append(DecodeRecord(held, feed, position + kept, extra, kept))
         return StepResult(
-            tokens=verdict.tokens,
+            tokens=confirmed,
             drafted=len(drafts),
-            accepted=verdict.accepted,
+            accepted=accepted,
             proposer=proposal.proposer,
             draft_ms=draft_ms,
             verify_ms=caught_up_ms + copied_ms + verify_ms,
-            reason=verdict.reason,
+            reason=reason,
         )
 
-    def _catch_up(self, position: int) -> float:
-        """Decode what is missing before `position` if it does not fit beside the anchor, as
-        after an interrupt; milliseconds it took. Less than that waits for the next decode.
+    def _catch_up(self, position: int) -> None:
+        """Decode what is missing before `position`, as it does not fit beside the anchor: after
+        an interrupt. Less than that waits for the next decode.
         """
         run, held = self._run, self._rollback.held
-        if position - held < run.target.max_rows:
-            return 0.0
-        started = perf_counter()
         self._rollback.before_verify(0)
         for first in range(held, position, run.target.n_batch):
             tokens = tuple(run.sequence.tokens[first : min(first + run.target.n_batch, position)])
@@ -125,7 +127,6 @@ class SpeculativeStepper:
                 end = first + len(tokens)
                 run.trace.steps.append(DecodeRecord(first, tokens, end, len(tokens), 0))
         self._rollback.settle(position, position)
-        return (perf_counter() - started) * 1000.0
 
     def _can_verify(self, drafts: int) -> bool:
         """Save what a verify with drafts needs; without it, drafting ends for good."""

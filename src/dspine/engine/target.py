@@ -61,6 +61,9 @@ class Target(Protocol):
     def features(self, first: int, count: int) -> Features:
         """Copy of the tapped rows first ... first + count - 1 of the last decode."""
 
+    def copy_features(self, first: int, count: int, out: memoryview) -> None:
+        """The same into memory of bytes that has room for them."""
+
     def clear(self) -> None:
         """Forget everything."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dspine.drafters.base import Drawn
 from dspine.engine.choose import Chooser
@@ -11,8 +11,7 @@ from dspine.engine.emit import Emitter
 from dspine.engine.events import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """`tokens` to emit, of which the first `accepted` were drafted; `reason` if it ends here."""
 
     tokens: tuple[int, ...]

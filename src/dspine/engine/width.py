@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dspine.engine.costs import StepCosts, interpolate
 from dspine.engine.proposal import NOTHING, Ask, Proposal
@@ -92,8 +92,7 @@ def plan_widths(
     return max(plans, key=speed)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a step: `drafts` were verified, `confirmed` is what it emitted.
 
     Times are milliseconds; a time of 0 is not known.

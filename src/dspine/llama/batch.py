@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from functools import cache
 from itertools import repeat
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from dspine.llama.checks import require_count
 from dspine.llama.library import native_functions
 
 LogitsOf = Literal["all", "last", "none"] | int
+_NAMED = {"last": 1, "none": 0}
 _LARGEST = 2**31 - 1
 
 
@@ -49,6 +51,14 @@ class Batch:
             logits=_pointer(self._wanted, ctypes.c_int8),
         )
         """The C structure for llama_decode; `embd` stays null."""
+        # Packed into as bytes: for few rows that touches less code than NumPy does.
+        self._token_bytes = self._tokens.data.cast("B")
+        self._position_bytes = self._positions.data.cast("B")
+        self._sequence_bytes = self._sequences.data.cast("B")
+        self._wanted_bytes = self._wanted.data.cast("B")
+        self._only_sequence: int | None = 0
+        """Stands in all of `_sequences`, so that its rows need not say so again."""
+        self._flags = b""
         self._size = 0
         self._outputs = 0
         self._highest_token = -1
@@ -78,8 +88,8 @@ class Batch:
         return [int(token) for token in self._tokens[: self._size]]
 
     def wanted(self) -> bytes:
-        """One byte per row: 1 where logits are wanted; a copy."""
-        return self._wanted[: self._size].tobytes()
+        """One byte per row: 1 where logits are wanted."""
+        return self._flags
 
     def clear(self) -> None:
         """Remove all rows; the arrays stay."""
@@ -87,6 +97,7 @@ class Batch:
             self._cells[:] = self._own_cells
             self._counts[:] = 1
             self._shared.clear()
+        self._flags = b""
         self._size = 0
         self._outputs = 0
         self._highest_token = -1
@@ -119,8 +130,11 @@ class Batch:
         self._tokens[row] = token
         self._positions[row] = position
         self._wanted[row] = logits
+        self._flags += b"\1" if logits else b"\0"
         if len(sequences) == 1:
             self._sequences[row] = sequences[0]
+            if sequences[0] != self._only_sequence:
+                self._only_sequence = None
         else:
             shared = (ctypes.c_int32 * len(sequences))(*sequences)
             self._shared.append(shared)
@@ -150,8 +164,10 @@ class Batch:
         self._check_room(count)
         highest = max(tokens)
         _check_token(min(tokens), highest)
-        named: dict[str | int, int] = {"all": count, "last": 1, "none": 0}
-        asked = named.get(logits, logits if isinstance(logits, int) else -1)
+        if logits == "all":
+            asked = count
+        else:
+            asked = logits if isinstance(logits, int) else _NAMED.get(logits, -1)
         if not 0 <= asked <= count:
             raise UsageError(
                 f"logits is {logits!r}: choose all, last, none or a number of up to {count} rows"
@@ -159,13 +175,15 @@ class Batch:
         self._check_span(sequence, position, count)
         self._extend(sequence, position, count)
         end = first + count
-        # Packing touches less code than NumPy does for so few numbers.
-        numbers = struct.Struct(f"{count}i")
-        numbers.pack_into(self._tokens.data, 4 * first, *tokens)
-        numbers.pack_into(self._positions.data, 4 * first, *range(position, position + count))
-        numbers.pack_into(self._sequences.data, 4 * first, *repeat(sequence, count))
-        wanted = bytes(count - asked) + b"\1" * asked
-        struct.pack_into(f"{count}s", self._wanted.data, first, wanted)
+        numbers, place = _numbers(count), 4 * first
+        numbers.pack_into(self._token_bytes, place, *tokens)
+        numbers.pack_into(self._position_bytes, place, *range(position, position + count))
+        if sequence != self._only_sequence:
+            numbers.pack_into(self._sequence_bytes, place, *repeat(sequence, count))
+            self._only_sequence = None
+        flags = bytes(count - asked) + b"\1" * asked
+        self._wanted_bytes[first:end] = flags
+        self._flags += flags
         self._highest_token = max(self._highest_token, highest)
         self._outputs += asked
         self._size = end
@@ -196,6 +214,11 @@ class Batch:
     def _extend(self, sequence: int, position: int, count: int) -> None:
         first = self._spans.get(sequence, (position, position))[0]
         self._spans[sequence] = (first, position + count)
+
+
+@cache
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"{count}i")
 
 
 def _check_token(lowest: int, highest: int) -> None:

@@ -112,7 +112,7 @@ class Context:
                 f"context has {rows}: raise the batch size (-b) or draft less"
             )
         self._logits_views: defaultdict[int, LastingView] = defaultdict(
-            lambda: LastingView(1, self._vocab_size)
+            lambda: LastingView(self._vocab_size)
         )
 
         callback = (
@@ -214,8 +214,7 @@ class Context:
         address = self._native.logits_row(self._pointer(), self._output_row(row))
         if not address:
             raise LibraryError(f"the library gave no logits for row {row}")
-        view: Rows = self._logits_views[row].at(address)[0]
-        return view
+        return self._logits_views[row].at(address)
 
     def argmax(self, row: int) -> int:
         """The most likely token after batch row `row` (the lowest id among equals)."""
@@ -238,6 +237,17 @@ class Context:
 
         Shape (count, taps * hidden size), taps in the order they were named.
         """
+        reader = self._tapped(first, count)
+        out = np.empty((count, len(self.taps) * self._hidden_size), dtype=np.float32)
+        if count:
+            reader.copy(first, count, out.data.cast("B"))
+        return out
+
+    def copy_features(self, first: int, count: int, out: memoryview) -> None:
+        """The same rows as bytes to the beginning of `out`."""
+        self._tapped(first, count).copy(first, count, out)
+
+    def _tapped(self, first: int, count: int) -> TapReader:
         if not self.taps or self._tap_reader is None:
             raise UsageError("no layer is tapped: make the context with taps")
         self._pointer()
@@ -246,12 +256,7 @@ class Context:
                 f"rows {first} to {first + count - 1} were not decoded: the last decode had "
                 f"{len(self._wanted)} rows"
             )
-        width = self._hidden_size
-        out = np.empty((count, len(self.taps) * width), dtype=np.float32)
-        for index in range(len(self.taps)):
-            rows = self._tap_reader.rows(index, first + count)
-            out[:, index * width : (index + 1) * width] = rows[first:]
-        return out
+        return self._tap_reader
 
     def set_threads(self, n_threads: int) -> None:
         """Use that many CPU threads from the next decode on."""

@@ -57,6 +57,9 @@ class TapReader(Protocol):
     def rows(self, index: int, count: int) -> Rows:
         """The first `count` rows of tap number `index` (count, hidden) of the last decode."""
 
+    def copy(self, first: int, count: int, out: memoryview) -> None:
+        """Rows first ... first + count - 1 into the bytes of `out`, each with its taps in turn."""
+
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
     """UsageError unless every tap is a readable layer and none is named twice."""
@@ -82,6 +85,7 @@ class LayerInputTaps:
         self._read = native.get_tap
         self._context = context
         self._taps = tuple(taps)
+        self._row_bytes = 4 * hidden_size
         self._views = [LastingView(capacity, hidden_size) for _ in taps]
         for tap in taps:
             native.set_tap(context, tap + 1, True)
@@ -90,10 +94,18 @@ class LayerInputTaps:
         """Nothing to prepare: the library overwrites its buffers."""
 
     def rows(self, index: int, count: int) -> Rows:
+        return self._views[index].at(self._address(index))[:count]
+
+    def copy(self, first: int, count: int, out: memoryview) -> None:
+        for index, view in enumerate(self._views):
+            rows = view.bytes_at(self._address(index))
+            _copy_rows(rows, first, count, self._row_bytes, out, index, len(self._views))
+
+    def _address(self, index: int) -> int:
         address = self._read(self._context, self._taps[index] + 1)
         if not address:
             raise LibraryError(f"the library gave no buffer for tap {self._taps[index]}")
-        return self._views[index].at(address)[:count]
+        return address
 
 
 class CallbackTaps:
@@ -130,6 +142,11 @@ class CallbackTaps:
             )
         return self._buffers[index][:count]
 
+    def copy(self, first: int, count: int, out: memoryview) -> None:
+        for index in range(len(self._taps)):
+            rows = self.rows(index, first + count).data.cast("B")
+            _copy_rows(rows, first, count, 4 * self._hidden_size, out, index, len(self._taps))
+
     def _on_node(self, pointer: int, ask: bool, _user: object) -> bool:
         # ctypes swallows exceptions here, so a problem is kept and raised when rows are read.
         tensor = ggml_library.CTensor.from_address(pointer)
@@ -152,24 +169,50 @@ class CallbackTaps:
         return True
 
 
+def _copy_rows(
+    rows: memoryview, first: int, count: int, size: int, out: memoryview, index: int, taps: int
+) -> None:
+    """Rows of tap number `index`, `size` bytes each, to their places among all `taps`."""
+    # Through memoryviews: for a few rows NumPy calls take longer than the copying.
+    place = index * size
+    for start in range(first * size, (first + count) * size, size):
+        out[place : place + size] = rows[start : start + size]
+        place += taps * size
+
+
 def float_view(address: int, *shape: int) -> Rows:
     """float32 array over native memory, without a copy."""
-    # Through bytes: NumPy would parse the format of an array of floats each time.
-    raw: Any = (ctypes.c_char * (4 * math.prod(shape))).from_address(address)
-    return np.frombuffer(raw, np.float32).reshape(shape)
+    return np.frombuffer(_memory(address, 4 * math.prod(shape)), np.float32).reshape(shape)
 
 
 class LastingView:
-    """Views on rows that the library writes anew at each decode, mostly to the same place."""
+    """Views on values that the library writes anew at each decode, mostly to the same place."""
 
-    def __init__(self, rows: int, width: int) -> None:
-        """`rows` as many as there can be; only those that were written may be read."""
-        self._shape = (rows, width)
+    def __init__(self, *shape: int) -> None:
+        """`shape` as large as it can be; only what was written may be read."""
+        self._shape = shape
         self._address = 0
-        self._view: Rows = np.empty((0, width), np.float32)
+        self._view: Rows = np.empty(0, np.float32)
+        self._bytes = memoryview(b"")
 
     def at(self, address: int) -> Rows:
-        """(rows, width) from `address` on."""
+        """The values from `address` on, in their shape."""
         if address != self._address:
-            self._view, self._address = float_view(address, *self._shape), address
+            self._look(address)
         return self._view
+
+    def bytes_at(self, address: int) -> memoryview:
+        """The same as plain bytes."""
+        if address != self._address:
+            self._look(address)
+        return self._bytes
+
+    def _look(self, address: int) -> None:
+        self._view = float_view(address, *self._shape)
+        self._bytes = memoryview(_memory(address, 4 * math.prod(self._shape))).cast("B")
+        self._address = address
+
+
+def _memory(address: int, size: int) -> Any:
+    # As bytes: NumPy would parse the format of an array of floats each time.
+    return (ctypes.c_char * size).from_address(address)

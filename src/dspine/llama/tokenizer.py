@@ -21,6 +21,7 @@ class Tokenizer:
         """Beginning-of-text token, -1 when the vocabulary has none."""
         self.eos: int = self._api.llama_vocab_eos(vocab)
         """End token, -1 when the vocabulary has none."""
+        self._buffer = ctypes.create_string_buffer(64)
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         self._ends: dict[int, bool] = {}
 
@@ -63,14 +64,13 @@ class Tokenizer:
             return known
         self._require_open()
         self._check(token)
-        room = 64
         while True:
-            buffer = ctypes.create_string_buffer(room)
+            buffer, room = self._buffer, len(self._buffer)
             length = self._api.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
             if length >= 0:
-                cache[token] = buffer.raw[:length]
-                return cache[token]
-            room = -length
+                piece = cache[token] = buffer.raw[:length]
+                return piece
+            self._buffer = ctypes.create_string_buffer(-length)
 
     def decode(self, tokens: list[int], *, special: bool = False) -> str:
         """Text of a whole token list; incomplete characters become U+FFFD."""

@@ -21,6 +21,11 @@ class StopFinder:
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to find, so that all text passes."""
+        return not self._stops
+
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be shown now, whether a stop string was completed)."""
         if not self._stops:
