@@ -43,9 +43,10 @@ docs: require-python      ## write the generated tables anew: docs/flags.md, REA
 	$(BIN)/python -m tools.flag_table --write
 	$(BIN)/python -m tools.readme_table --write
 
-bench: require-python     ## measure the default pair; the last line is one JSON document
+bench: require-python     ## measure the default pair and write its table into README.md
 	@$(PYTHON) tools/setup_env.py demo --venv $(VENV)
 	@$(BIN)/python benchmarks/demo_pair.py $(ARGS)
+	@$(BIN)/python -m tools.readme_table --write
 
 engine: require-python    ## compile llama.cpp again, natively; CMAKE_ARGS adds options
 	@$(PYTHON) tools/setup_env.py engine --venv $(VENV)

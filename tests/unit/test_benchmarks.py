@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import ops
 import perplexity
 import pytest
+import runners
 import verify_cost
 
 GRAPH, OPERATION, WAIT, RESUME, END = range(5)
@@ -71,3 +76,38 @@ def test_the_text_of_perplexity_is_documentation() -> None:
     text = perplexity.text_of(2000)
     assert len(text) == 2000
     assert text == perplexity.text_of(3000)[:2000]
+
+
+class _FakeLlamaServer(BaseHTTPRequestHandler):
+    """Answers /completion as llama-server does, and remembers what it was asked."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        timings = {"predicted_n": 10, "predicted_ms": 50.0, "draft_n": 12, "draft_n_accepted": 6}
+        reply = json.dumps({"tokens": [1, 2, 3], "timings": timings}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+def test_answers_of_llama_server_are_counted_by_its_own_timings() -> None:
+    with HTTPServer(("127.0.0.1", 0), _FakeLlamaServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tally = runners.Tally()
+        run = runners.server_runner(f"http://127.0.0.1:{server.server_port}")
+        assert run([7, 8], 10, tally) == (1, 2, 3)
+        server.shutdown()
+    figures = tally.to_json()
+    assert figures["tokens_per_second"] == pytest.approx(200.0)
+    # 6 of the 10 tokens were drafts, so 4 verifies.
+    assert figures["acceptance_length"] == pytest.approx(2.5)
+    assert figures["acceptance_rate"] == pytest.approx(0.5)
+    asked = _FakeLlamaServer.asked[0]
+    assert asked["prompt"] == [7, 8] and asked["cache_prompt"] is False
+    assert asked["temperature"] == 0
