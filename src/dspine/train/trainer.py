@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -458,8 +458,7 @@ def _draft_vocab(options: FitOptions, target: Target, pool: ShardPool) -> list[i
 
 
 def _as_plain(config: DSpineConfig) -> dict[str, object]:
-    names = DSpineConfig.__dataclass_fields__
-    plain: dict[str, object] = {name: getattr(config, name) for name in names}
+    plain: dict[str, object] = {f.name: getattr(config, f.name) for f in fields(config)}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 
 
