@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dspine.files.schema import DSpineConfig, Pair, TrainingRecord, tensor_specs
+from dspine.files.schema import (
+    DFlash2Config,
+    DFlashConfig,
+    DrafterConfig,
+    DSpineConfig,
+    Pair,
+    TrainingRecord,
+    tensor_specs,
+)
 
 SMALL = DSpineConfig(
     hidden_size=64,
@@ -33,6 +42,29 @@ SMALL = DSpineConfig(
 )
 """message_size 20 is not a multiple of 32, so Q8_0 has to fall back for the write matrices."""
 
+_BACKBONE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 160,
+    "target_hidden_size": 64,
+    "block_size": 5,
+    "taps": (1, 4),
+    "mask_token_id": 159,
+    "windows": (None, 24),
+    "causal": (False, False),
+    "rope_theta": 100000.0,
+    "rms_norm_eps": 1e-6,
+    "max_positions": 2048,
+}
+SMALL_DFLASH = DFlashConfig(**_BACKBONE)
+SMALL_DFLASH2 = DFlash2Config(
+    **_BACKBONE, conv_kernel_size=3, conv_group_size=16, selector_rank=32, top_k=6
+)
+
 PAIR = Pair(
     name="A target",
     architecture="llama",
@@ -47,7 +79,7 @@ RECORD = TrainingRecord((0.75, 0.5, 0.25, 0.125), {"command": "fit", "answers": 
 
 
 def weights(
-    config: DSpineConfig = SMALL, dtype: str = "float32", seed: int = 3
+    config: DrafterConfig = SMALL, dtype: str = "float32", seed: int = 3
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Normal random numbers for every tensor; `dtype` "bfloat16" gives uint16 bits."""
     rng = np.random.default_rng(seed)

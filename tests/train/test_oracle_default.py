@@ -20,6 +20,7 @@ from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.prompt import encode_prompt, token_text
 from dspine.files.drafter_file import DrafterFile, read_drafter, write_drafter
 from dspine.files.dtypes import to_float32
+from dspine.files.schema import DSpineConfig
 from dspine.llama.context import Context
 from dspine.llama.model import Model, load_safely
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
@@ -126,8 +127,9 @@ def labels(texts: list[Text], file: DrafterFile) -> Ids:
 @pytest.fixture(scope="module")
 def oracle(file: DrafterFile, texts: list[Text], default_target: Path) -> Drafts:
     """The torch module with the shipped weights, dequantised."""
-    tensors = Target.read(default_target)
-    module = DSpineModule(file.config).eval()
+    tensors, config = Target.read(default_target), file.config
+    assert isinstance(config, DSpineConfig)
+    module = DSpineModule(config).eval()
     state = {name: torch.from_numpy(to_float32(a).copy()) for name, a in file.arrays().items()}
     module.load_state_dict({**state, "transfer_ready": torch.tensor(True)}, strict=True)
     vocab = None if file.draft_vocab is None else torch.from_numpy(file.draft_vocab).long()
@@ -142,7 +144,7 @@ def oracle(file: DrafterFile, texts: list[Text], default_target: Path) -> Drafts
                 [(int(text.tokens[place]), place) for place in places],
             )
             output = run_blocks(module, tensors.embedding, [sequence])
-            _, rows = top_candidates(output.hidden, head.weight, file.config.top_k)
+            _, rows = top_candidates(output.hidden, head.weight, config.top_k)
             chain = draft_chain(module, output, anchors, head.weight, rows, head.tokens(rows))
             hidden.append(output.hidden.numpy())
             chains.append(chain.numpy())
@@ -173,6 +175,7 @@ def exact(
 ) -> Drafts:
     """The ggml drafter with the shipped weights as F32."""
     path = tmp_path_factory.mktemp("f32") / "drafter.gguf"
+    assert file.pair is not None
     write_drafter(path, file.config, file.pair, file.record, file.arrays(), "f32", file.draft_vocab)
     with DSpineDrafter.load(
         path, target, n_ctx=1024, n_threads=threads, cache_type="f32"

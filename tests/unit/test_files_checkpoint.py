@@ -363,6 +363,7 @@ def test_foreign_folders_need_their_target(tmp_path: Path) -> None:
     (warning,) = convert_checkpoint(folder, out, target=target, thinking=True)
     assert "how many drafts are accepted" in warning
     pair = read_drafter(out).pair
+    assert pair is not None
     assert (pair.name, pair.num_layers, pair.vocab_size, pair.thinking) == ("target", 8, 160, True)
 
 

@@ -232,7 +232,7 @@ U32 = np.uint32
             lambda k, t: k.update({"dspine.acceptance_curve": np.array([0.5], np.float32)}),
             "1 values, expected 4",
         ),
-        (lambda k, t: k.update({"general.architecture": "dflash"}), "'dflash', expected 'dspine'"),
+        (lambda k, t: k.update({"general.architecture": "llama"}), "'llama', expected 'dspine'"),
         (lambda k, t: t.pop("fc.weight"), r"1 missing \(fc.weight\)"),
         (
             lambda k, t: t.update(x=_zeros("blk.9.attn_q.weight", "f32", (4,))),
@@ -363,7 +363,8 @@ def test_pair_names_with_control_characters_are_made_harmless(tmp_path: Path) ->
     path = tmp_path / "d.gguf"
     pair = Pair(**{**{f: getattr(PAIR, f) for f in Pair.__slots__}, "name": "a\x1b[31m\nb"})
     write_drafter(path, SMALL, pair, RECORD, weights(), "f32")
-    assert read_drafter(path).pair.name == "a [31m b"
+    read = read_drafter(path).pair
+    assert read is not None and read.name == "a [31m b"
 
 
 @settings(max_examples=200, deadline=None)
@@ -388,5 +389,6 @@ def test_mutated_drafters_never_crash(
     except FileError as error:
         message = str(error)
     else:
+        assert read.pair is not None
         message = read.pair.name
     assert message.isprintable()

@@ -155,7 +155,8 @@ def test_facts_of_a_foreign_drafter(tmp_path: Path) -> None:
     )
     facts = _facts(path)
     assert facts["geometry"] == {"block_size": 8}
-    assert "does not record which target" in facts["note"]
+    assert facts["kind"] == "DFlash drafter"
+    assert "has no dflash.embedding_length" in facts["note"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from dspine.engine.width import (
 from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.fingerprint import file_fingerprint
-from dspine.files.pairing import check_pair, describe_target
+from dspine.files.pairing import check_pair, check_unpaired, describe_target
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import Model, check_file, load_safely
@@ -179,7 +179,12 @@ def load_parts(options: LoadOptions) -> EngineParts:
     if options.drafter is not None and options.proposer in ("auto", "dspine"):
         # Headers alone tell a wrong pair, before a large target is loaded.
         file = read_drafter(options.drafter)
-        notices += check_pair(file.pair, describe_target(options.model))
+        described = describe_target(options.model)
+        notices += (
+            check_pair(file.pair, described)
+            if file.pair is not None
+            else check_unpaired(file.path.name, file.config, described)
+        )
     with ExitStack() as stack:
         find_library(options.library)
         cache_dir = options.cache_dir or cache_folder()

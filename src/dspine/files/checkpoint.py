@@ -21,12 +21,12 @@ from dspine.errors import FileError
 from dspine.files import checkpoint_config
 from dspine.files.atomic import atomic_write, reason, refuse_existing
 from dspine.files.drafter_file import check_draft_vocab, check_names, check_shape
-from dspine.files.drafter_keys import checked_curve, provenance_json
 from dspine.files.dtypes import Array, encode
 from dspine.files.mapped import printable
 from dspine.files.pairing import check_fit
 from dspine.files.safetensors_file import SafeTensor, read_safetensors, write_safetensors
 from dspine.files.schema import DSpineConfig, Pair, TensorSpec, TrainingRecord, tensor_specs
+from dspine.files.typed_keys import checked_curve, provenance_json
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

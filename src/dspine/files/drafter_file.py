@@ -1,13 +1,14 @@
-"""DSpine drafters as GGUF files (architecture `dspine`): write one, read one.
+"""Drafters as GGUF files: write one, read one.
 
-A stock llama.cpp refuses such a file with "unknown model architecture", so it cannot be run
-wrongly. Every metadata key and every tensor's name, type and shape is checked on reading.
+DSpine has an architecture of its own, `dspine`, which a stock llama.cpp refuses as unknown.
+DFlash and DFlash2 are llama.cpp's `dflash`, so that either program runs them. Every metadata key
+and every tensor's name, type and shape is checked on reading.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +25,8 @@ from dspine.files.mapped import printable
 from dspine.files.pairing import check_fit
 from dspine.files.schema import (
     ARCHITECTURE,
+    DFLASH_ARCHITECTURE,
+    DrafterConfig,
     DSpineConfig,
     Pair,
     TensorSpec,
@@ -35,6 +38,8 @@ from dspine.ggml.types import TensorType, type_by_name
 FILE_TYPES: Mapping[str, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 """Matrix types that `write_drafter` makes, and their number in `general.file_type`."""
 DRAFT_VOCAB_TENSOR = "d2t"
+OWN_TABLES = ("token_embd.weight", "output.weight")
+"""What a DFlash file may bring instead of using the target's."""
 
 Weights: TypeAlias = Mapping[str, Array | StoredTensor]
 """By torch name: a numpy array in PyTorch order, or a tensor that is stored as it is."""
@@ -45,13 +50,16 @@ class DrafterFile:
     """A drafter read from a GGUF; tensors stay mapped from the file until they are used."""
 
     path: Path
-    config: DSpineConfig
-    pair: Pair
+    config: DrafterConfig
+    pair: Pair | None
+    """None for a file that does not say which target it is for."""
     record: TrainingRecord
     tensors: Mapping[str, StoredTensor]
     """By GGUF name, in the order of `tensor_specs`."""
     draft_vocab: npt.NDArray[np.int32] | None
     """Target ids of the reduced head's rows, or None for the full vocabulary."""
+    own_tables: Mapping[str, StoredTensor] = field(default_factory=dict)
+    """Embedding and head that replace the target's, by the names of OWN_TABLES."""
 
     @property
     def matrix_type(self) -> str:
@@ -72,24 +80,27 @@ class DrafterFile:
 
 def write_drafter(
     path: Path,
-    config: DSpineConfig,
+    config: DrafterConfig,
     pair: Pair,
     record: TrainingRecord,
     tensors: Weights,
     dtype: str = "q8_0",
     draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None = None,
     *,
+    target: Path | None = None,
     name: str = "",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Write a drafter GGUF atomically.
+    """Write a drafter GGUF of the configuration's kind atomically.
 
     `tensors` maps torch names (see `tensor_specs`) to float32, float16 or bfloat16-bit (uint16)
     arrays, or to `StoredTensor`s that are copied byte by byte. Matrices are stored as `dtype`
     (f32, f16, bf16, q8_0; with q8_0 a row length not divisible by 32 falls back to f16),
-    vectors as float32. Raises FileError for missing, extra, misshapen or non-finite tensors, an
-    existing file without `overwrite`, and anything that keeps the file from being written.
+    vectors as float32. `target` is the target's GGUF: llama.cpp needs its tokenizer in a DFlash or
+    DFlash2 file, dspine does not; for DSpine it is not read. Raises FileError for missing, extra,
+    misshapen or non-finite tensors, an existing file without `overwrite`, and anything that keeps
+    the file from being written.
     """
     if dtype not in FILE_TYPES:
         raise FileError(f"unknown drafter dtype {dtype!r}: choose one of {', '.join(FILE_TYPES)}")
@@ -103,10 +114,10 @@ def write_drafter(
     )
     planned = [_plan(spec, tensors[spec.torch_name], dtype) for spec in specs]
     if vocab is not None:
-        planned.append(_plan_vocab(vocab))
-    metadata = drafter_keys.to_metadata(config, pair, record)
+        planned.append(_plan_vocab(vocab, vocab_type(config)))
+    metadata = drafter_keys.to_metadata(config, pair, record, target)
     metadata["general.file_type"] = np.uint32(FILE_TYPES[dtype])
-    metadata["general.name"] = name or f"DSpine drafter for {pair.name}"
+    metadata["general.name"] = name or f"{config.kind} drafter for {pair.name}"
     write_gguf(path, metadata, planned, overwrite=overwrite, progress=progress)
 
 
@@ -114,30 +125,57 @@ def read_drafter(path: Path) -> DrafterFile:
     """Open a drafter GGUF; raises FileError naming the field, what was expected and found."""
     gguf = GgufFile(path)
     header = gguf.header
-    if header.architecture != ARCHITECTURE:
+    if header.architecture not in (ARCHITECTURE, DFLASH_ARCHITECTURE):
         raise FileError(
-            f"{path} is no DSpine drafter: its architecture is "
-            f"{header.architecture or 'not given'!r}, expected {ARCHITECTURE!r}: name a file that "
-            f"`dspine convert` made"
+            f"{path} is no drafter: its architecture is {header.architecture or 'not given'!r}, "
+            f"expected {ARCHITECTURE!r} or {DFLASH_ARCHITECTURE!r}: name a file that "
+            f"`dspine convert` made, or a DFlash GGUF"
         )
     stored_vocab = header.tensors.get(DRAFT_VOCAB_TENSOR)
-    if stored_vocab is not None and (stored_vocab.type.name != "i32" or len(stored_vocab.ne) != 1):
-        raise FileError(f"{path}: tensor {DRAFT_VOCAB_TENSOR} must be one row of i32 target ids")
+    integer = "i32" if header.architecture == ARCHITECTURE else "i64"
+    if stored_vocab is not None and (
+        stored_vocab.type.name != integer or len(stored_vocab.ne) != 1
+    ):
+        raise FileError(
+            f"{path}: tensor {DRAFT_VOCAB_TENSOR} must be one row of {integer} target ids"
+        )
     size = None if stored_vocab is None else stored_vocab.n_elements
-    config, pair, record = drafter_keys.from_metadata(path, header.metadata, size)
-    check_fit(str(path), config, pair)
+    config, pair, record = drafter_keys.from_metadata(path, header, size)
+    if pair is not None:
+        check_fit(str(path), config, pair)
     specs = tensor_specs(config)
     extra = [] if stored_vocab is None else [DRAFT_VOCAB_TENSOR]
+    if header.architecture == DFLASH_ARCHITECTURE:
+        extra += [name for name in OWN_TABLES if name in header.tensors]
     check_names(str(path), [s.gguf_name for s in specs] + extra, list(header.tensors))
     tensors = {spec.gguf_name: _checked(path, spec, gguf.tensor(spec.gguf_name)) for spec in specs}
     vocab: npt.NDArray[np.int32] | None = None
     if stored_vocab is not None:
-        vocab = gguf.tensor(DRAFT_VOCAB_TENSOR).raw.view("<i4").astype(np.int32)
+        ids = gguf.tensor(DRAFT_VOCAB_TENSOR).raw.view("<i4" if integer == "i32" else "<i8")
         try:
-            check_draft_vocab(config, vocab)
+            vocab = check_draft_vocab(config, ids)
         except FileError as error:
             raise FileError(f"{path}: {error}") from error
-    return DrafterFile(path, config, pair, record, tensors, vocab)
+    own = {
+        spec.gguf_name: _checked(path, spec, gguf.tensor(spec.gguf_name))
+        for spec in own_table_specs(config)
+        if spec.gguf_name in extra
+    }
+    return DrafterFile(path, config, pair, record, tensors, vocab, own)
+
+
+def vocab_type(config: DrafterConfig) -> str:
+    """The type of the list of target ids in a file of this kind."""
+    return "i32" if isinstance(config, DSpineConfig) else "i64"
+
+
+def own_table_specs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
+    """The tables that a DFlash file may bring."""
+    rows = config.draft_vocab_size or config.vocab_size
+    return (
+        TensorSpec("embed_tokens.weight", OWN_TABLES[0], (config.vocab_size, config.hidden_size)),
+        TensorSpec("lm_head.weight", OWN_TABLES[1], (rows, config.hidden_size)),
+    )
 
 
 def check_names(label: str, expected: Sequence[str], found: Sequence[str]) -> None:
@@ -165,7 +203,7 @@ def check_shape(label: str, spec_name: str, expected: tuple[int, ...], found: ob
 
 
 def check_draft_vocab(
-    config: DSpineConfig, draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None
+    config: DrafterConfig, draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None
 ) -> npt.NDArray[np.int32] | None:
     """The reduced head's target ids as int32; FileError when they do not fit the config."""
     if (draft_vocab is None) != (config.draft_vocab_size is None):
@@ -210,9 +248,9 @@ def _pieces(stored: StoredTensor) -> Iterator[memoryview]:
         yield stored.raw[start : start + step].data
 
 
-def _plan_vocab(vocab: npt.NDArray[np.int32]) -> TensorToWrite:
-    kind = type_by_name("i32")
-    chunks = partial(encode, vocab, "i32", DRAFT_VOCAB_TENSOR)
+def _plan_vocab(vocab: npt.NDArray[np.int32], type_name: str) -> TensorToWrite:
+    kind = type_by_name(type_name)
+    chunks = partial(encode, vocab, type_name, DRAFT_VOCAB_TENSOR)
     return TensorToWrite(DRAFT_VOCAB_TENSOR, kind, (vocab.size,), chunks)
 
 
@@ -223,9 +261,12 @@ def _checked(path: Path, spec: TensorSpec, tensor: StoredTensor) -> StoredTensor
 
 
 def _check_type(label: str, spec: TensorSpec, found: TensorType) -> None:
-    allowed = WEIGHT_TYPES if spec.is_matrix else frozenset({"f32"})
+    allowed, expected = WEIGHT_TYPES, "a weight type"
+    if len(spec.shape) == 1:
+        allowed, expected = frozenset({"f32"}), "f32"
+    elif len(spec.shape) == 3:
+        allowed, expected = frozenset({"f32", "f16", "bf16"}), "f32, f16 or bf16"
     if found.name not in allowed:
-        expected = "a weight type" if spec.is_matrix else "f32"
         raise FileError(
             f"{label}: tensor {spec.gguf_name} has type {found.name}, expected {expected}"
         )

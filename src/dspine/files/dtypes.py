@@ -54,12 +54,12 @@ def to_float32(array: Array) -> Floats:
 def encode(array: Array, type_name: str, label: str) -> Iterator[memoryview]:
     """The bytes of a weight array (out, in) or (n,) in a ggml type, in chunks of whole rows.
 
-    `type_name` is f32, f16, bf16, q8_0 (row length a multiple of 32) or i32. Raises FileError
+    `type_name` is f32, f16, bf16, q8_0 (row length a multiple of 32), i32 or i64. Raises FileError
     when a value is not finite, or becomes infinite in the smaller format; `label` names the
     tensor in that message.
     """
     if array.dtype.kind not in "fui" or (array.dtype.kind in "ui") != (
-        array.dtype == np.uint16 or type_name == "i32"
+        array.dtype == np.uint16 or type_name in ("i32", "i64")
     ):
         raise FileError(
             f"tensor {label} has dtype {array.dtype}: weights are float32, float16 or bfloat16 "
@@ -73,8 +73,8 @@ def encode(array: Array, type_name: str, label: str) -> Iterator[memoryview]:
 
 
 def _encode_rows(rows: Array, type_name: str, label: str) -> Array:
-    if type_name == "i32":
-        return rows.astype("<i4")
+    if type_name in ("i32", "i64"):
+        return rows.astype("<i4" if type_name == "i32" else "<i8")
     if not np.isfinite(values := to_float32(rows)).all():
         raise FileError(f"tensor {label} holds NaN or infinite values and cannot be used")
     if type_name == "f32":

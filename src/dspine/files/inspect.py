@@ -17,7 +17,7 @@ from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
 from dspine.files.pairing import describe_target, metadata_text
 from dspine.files.safetensors_file import read_safetensors
-from dspine.files.schema import ARCHITECTURE, DSpineConfig, TrainingRecord
+from dspine.files.schema import ARCHITECTURE, DFLASH_ARCHITECTURE, DrafterConfig, TrainingRecord
 
 Facts = dict[str, object]
 
@@ -55,19 +55,27 @@ def inspect_path(path: Path) -> Facts:
     if path.suffix == ".safetensors" and not is_gguf(path):
         return _safetensors_facts(path)
     header = read_header(path)
-    if header.architecture == ARCHITECTURE:
+    if header.architecture in (ARCHITECTURE, DFLASH_ARCHITECTURE):
         return _drafter_facts(path, header)
     return _foreign_facts(path, header) or _target_facts(path, header)
 
 
 def _drafter_facts(path: Path, header: GgufHeader) -> Facts:
-    drafter = read_drafter(path)
+    try:
+        drafter = read_drafter(path)
+    except FileError as error:
+        # Relatives of DFlash that dspine does not run are described all the same.
+        if header.architecture == ARCHITECTURE:
+            raise
+        return {**(_foreign_facts(path, header) or {}), "note": f"{error}."}
+    pair, kind = drafter.pair, f"{drafter.config.kind} drafter"
+    note = f"Drafts for {pair.name}." if pair else "It does not say which target it is for."
     return {
-        **_base(path, "gguf", "DSpine drafter", "drafter", f"Drafts for {drafter.pair.name}."),
+        **_base(path, "gguf", kind, "drafter", note),
         "name": metadata_text(header, "general.name"),
         "architecture": header.architecture,
         "geometry": _geometry(drafter.config),
-        "pair": asdict(drafter.pair),
+        "pair": asdict(pair) if pair else None,
         "training": _training(drafter.record),
         "tensors": _gguf_tensors([header]),
     }
@@ -182,7 +190,7 @@ def _base(path: Path, form: str, kind: str, role: str, note: str) -> Facts:
     return {"path": str(path), "format": form, "kind": kind, "role": role, "note": note}
 
 
-def _geometry(config: DSpineConfig) -> Facts:
+def _geometry(config: DrafterConfig) -> Facts:
     facts: Facts = asdict(config)
     facts["taps"] = list(config.taps)
     facts["windows"] = list(config.windows)

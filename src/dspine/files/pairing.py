@@ -14,7 +14,7 @@ from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError, PairError
 from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
 from dspine.files.mapped import printable
-from dspine.files.schema import DSpineConfig, Pair
+from dspine.files.schema import DrafterConfig, Pair
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _ENCODING = re.compile(r"[.-](?:(?:UD-)?I?Q\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)
@@ -107,7 +107,19 @@ def check_pair(pair: Pair, target: Pair) -> list[str]:
     return warnings
 
 
-def check_fit(label: str, config: DSpineConfig, pair: Pair) -> None:
+def check_unpaired(label: str, config: DrafterConfig, target: Pair) -> list[str]:
+    """The same for a drafter whose file does not say its target: sizes are all there is to
+    compare. Returns a warning; raises PairError when the sizes contradict each other.
+    """
+    check_fit(label, config, target)
+    warning = (
+        f"{label} does not say which target it was trained for: its sizes fit {target.name}, but "
+        f"if few drafts are accepted, it belongs to another one"
+    )
+    return [warning]
+
+
+def check_fit(label: str, config: DrafterConfig, pair: Pair) -> None:
     """Raise PairError when a drafter's own sizes contradict the target it is said to be for."""
     for what, expected, found in (
         ("target hidden size", config.target_hidden_size, pair.hidden_size),

@@ -15,12 +15,13 @@ import numpy as np
 
 from dspine.errors import FileError, UsageError
 from dspine.files.atomic import reason, refuse_existing
-from dspine.files.drafter_file import DRAFT_VOCAB_TENSOR, read_drafter
+from dspine.files.drafter_file import DRAFT_VOCAB_TENSOR, own_table_specs, read_drafter
 from dspine.files.drafter_keys import to_metadata
 from dspine.files.dtypes import Floats, decode_rows, encode
-from dspine.files.gguf_file import MetadataValue, TensorInfo, read_header
-from dspine.files.gguf_writer import Progress, TensorToWrite, WritableValue, write_gguf
+from dspine.files.gguf_file import TensorInfo, read_header
+from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
 from dspine.files.schema import TensorSpec, tensor_specs
+from dspine.files.typed_keys import writable
 from dspine.ggml.types import TensorType, type_by_name
 from dspine.ggml.weights import quantise
 
@@ -82,7 +83,8 @@ def quantise_drafter(
     warnings: list[str] = []
     planned: list[tuple[TensorInfo, TensorType]] = []
     fallen, twice = list[str](), set[str]()
-    for spec in tensor_specs(drafter.config):
+    own = [s for s in own_table_specs(drafter.config) if s.gguf_name in drafter.own_tables]
+    for spec in (*tensor_specs(drafter.config), *own):
         info = header.tensors[spec.gguf_name]
         wanted = wanted_type(spec, mix, drafter.config.num_layers)
         kind = fitting_type(wanted, info.ne[0])
@@ -112,10 +114,10 @@ def quantise_drafter(
     note |= {"dspine": version("dspine"), "llama-cpp-python": version("llama-cpp-python")}
     record = replace(drafter.record, provenance=_with_note(drafter.record.provenance, note))
     # The keys that say what the drafter is are written anew; all others are copied.
-    metadata = to_metadata(drafter.config, drafter.pair, record)
+    metadata = to_metadata(drafter.config, drafter.pair, record, source)
     for key, value in header.metadata.items():
         if key not in metadata and key not in ("general.alignment", "general.file_type"):
-            metadata[key] = _writable(value)
+            metadata[key] = writable(value)
     metadata["general.file_type"] = np.uint32(mix.file_type)
     workers = max(1, threads)
     try:
@@ -164,19 +166,6 @@ def _with_note(provenance: Mapping[str, object], note: Mapping[str, str]) -> dic
     """The record with one more entry in the list of quantisations."""
     before = provenance.get("quantised", [])
     return {**provenance, "quantised": [*(before if isinstance(before, list) else []), note]}
-
-
-def _writable(value: MetadataValue) -> WritableValue:
-    """A value as it is written: of scalars the narrowest width that holds it, 32 bits at least."""
-    if isinstance(value, bool | str | tuple | np.ndarray):
-        return value
-    if isinstance(value, float):
-        single = np.float32(value)
-        return single if float(single) == value or value != value else np.float64(value)
-    for kind in (np.uint32, np.int32, np.uint64, np.int64):
-        if np.iinfo(kind).min <= value <= np.iinfo(kind).max:
-            return kind(value)
-    raise FileError(f"a metadata number is {value}, which no GGUF holds")
 
 
 def _converted(

@@ -14,6 +14,8 @@ from typing import ClassVar
 from dspine.errors import FileError
 
 ARCHITECTURE = "dspine"
+DFLASH_ARCHITECTURE = "dflash"
+"""llama.cpp's name for DFlash and DFlash2 alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,263 @@
+"""DFlash and DFlash2 files: round trips, files of others, and drafters that need more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspine.errors import FileError, PairError
+from dspine.files.drafter_file import read_drafter, write_drafter
+from dspine.files.gguf_file import GgufFile, read_header
+from dspine.files.gguf_writer import TensorToWrite, write_gguf
+from dspine.files.inspect import inspect_path
+from dspine.files.pairing import check_unpaired
+from dspine.files.quantise import quantise_drafter
+from dspine.files.schema import DrafterConfig, TrainingRecord, tensor_specs
+from dspine.files.typed_keys import writable
+from dspine.ggml.types import type_by_name
+from tests.support.drafter_files import (
+    PAIR,
+    RECORD,
+    SMALL_DFLASH,
+    SMALL_DFLASH2,
+    gguf_bytes,
+    pair_text,
+    pair_u32,
+    text,
+    weights,
+)
+
+Change = Callable[[dict[str, Any], dict[str, TensorToWrite]], object]
+BOTH = pytest.mark.parametrize("config", [SMALL_DFLASH, SMALL_DFLASH2], ids=["dflash", "dflash2"])
+
+
+def written(path: Path, config: DrafterConfig, **options: Any) -> Path:
+    write_drafter(path, config, PAIR, RECORD, weights(config), "f32", **options)
+    return path
+
+
+def rewritten(source: Path, change: Change) -> Path:
+    """The file again with other keys and tensors."""
+    gguf = GgufFile(source)
+    metadata: dict[str, Any] = {k: writable(v) for k, v in gguf.header.metadata.items()}
+    metadata.pop("general.alignment", None)
+    tensors = {
+        name: TensorToWrite(
+            name, info.type, info.ne, lambda name=name: [gguf.tensor(name).raw.data]
+        )
+        for name, info in gguf.header.tensors.items()
+    }
+    change(metadata, tensors)
+    out = source.with_name("changed.gguf")
+    write_gguf(out, metadata, list(tensors.values()))
+    return out
+
+
+def zeros(name: str, kind: str, ne: tuple[int, ...]) -> TensorToWrite:
+    tensor = TensorToWrite(name, type_by_name(kind), ne, list)
+    return replace(tensor, chunks=lambda: [memoryview(bytes(tensor.n_bytes))])
+
+
+def foreign(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+    """As llama.cpp's converter writes it: none of our keys."""
+    for key in [k for k in metadata if k.startswith("dspine.")]:
+        del metadata[key]
+
+
+@BOTH
+def test_a_round_trip(tmp_path: Path, config: DrafterConfig) -> None:
+    read = read_drafter(written(tmp_path / "d.gguf", config))
+    assert (read.config, read.pair, read.record) == (config, PAIR, RECORD)
+    for name, values in weights(config).items():
+        np.testing.assert_array_equal(read.arrays()[name], values)
+    assert not read.own_tables
+    assert inspect_path(read.path)["kind"] == f"{config.kind} drafter"
+
+
+def test_names_shapes_and_keys_are_llama_cpps(tmp_path: Path) -> None:
+    """Written out by hand from llama.cpp's loader of architecture `dflash`."""
+    header = read_header(written(tmp_path / "d.gguf", SMALL_DFLASH2))
+    assert header.architecture == "dflash"
+    assert len(header.tensors) == 3 + 2 * (11 + 4) + 3
+    shapes = {name: info.ne for name, info in header.tensors.items()}
+    assert shapes["fc.weight"] == (128, 64)
+    assert shapes["enc.output_norm.weight"] == (64,)
+    assert shapes["blk.1.attn_conv_base"] == (64, 3, 2)
+    assert shapes["blk.0.ffn_conv_proj.weight"] == (64, 2 * 3 * 4)
+    assert shapes["selector_predecessor.weight"] == (32, 160)
+    assert shapes["selector_hidden.weight"] == (64, 32)
+    keys = header.metadata
+    assert list(np.asarray(keys["dflash.target_layers"])) == [2, 5]
+    assert list(np.asarray(keys["dflash.attention.sliding_window_pattern"])) == [False, True]
+    assert keys["dflash.attention.sliding_window"] == 24
+    assert keys["dflash.attention.causal"] is False
+    assert keys["tokenizer.ggml.mask_token_id"] == 159
+    assert keys["dflash.selector_top_k"] == 6
+
+
+def test_a_target_gives_its_tokenizer(tmp_path: Path) -> None:
+    target = tmp_path / "target.gguf"
+    target.write_bytes(
+        gguf_bytes(
+            [
+                pair_text("general.architecture", "llama"),
+                pair_text("tokenizer.ggml.model", "gpt2"),
+                pair_u32("tokenizer.ggml.eos_token_id", 3),
+                text("tokenizer.ggml.tokens")
+                + (9).to_bytes(4, "little")
+                + (8).to_bytes(4, "little")
+                + (160).to_bytes(8, "little")
+                + b"".join(text(f"t{i}") for i in range(160)),
+            ],
+            [],
+        )
+    )
+    path = written(tmp_path / "d.gguf", SMALL_DFLASH, target=target)
+    keys = read_header(path).metadata
+    assert keys["tokenizer.ggml.model"] == "gpt2"
+    assert keys["tokenizer.ggml.eos_token_id"] == 3
+    assert keys["tokenizer.ggml.tokens"] == tuple(f"t{i}" for i in range(160))
+    assert read_drafter(path).config == SMALL_DFLASH
+
+
+@BOTH
+def test_a_file_of_others_has_no_pair(tmp_path: Path, config: DrafterConfig) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        foreign(metadata, tensors)
+        del metadata["dflash.attention.causal"]
+        metadata["dflash.rope.dimension_sections"] = np.array([8, 0, 0, 0], np.int32)
+        tensors["token_embd.weight"] = zeros("token_embd.weight", "bf16", (64, 160))
+        tensors["output.weight"] = zeros("output.weight", "q8_0", (64, 160))
+
+    read = read_drafter(rewritten(written(tmp_path / "d.gguf", config), change))
+    assert (read.config, read.pair, read.record) == (config, None, TrainingRecord())
+    assert sorted(read.own_tables) == ["output.weight", "token_embd.weight"]
+    assert inspect_path(read.path)["pair"] is None
+    (warning,) = check_unpaired("d.gguf", read.config, PAIR)
+    assert "does not say which target" in warning
+    for other in (replace(PAIR, hidden_size=96), replace(PAIR, vocab_size=161)):
+        with pytest.raises(PairError, match=r"the drafter needs a"):
+            check_unpaired("d.gguf", read.config, other)
+    with pytest.raises(PairError, match="reads target layer 4"):
+        check_unpaired("d.gguf", read.config, replace(PAIR, num_layers=4))
+
+
+def test_a_reduced_head_keeps_absolute_ids_as_i64(tmp_path: Path) -> None:
+    config = replace(SMALL_DFLASH, draft_vocab_size=9)
+    ids = [5, 1, 158, 7, 9, 11, 44, 2, 0]
+    path = written(tmp_path / "d.gguf", config, draft_vocab=ids)
+    assert read_header(path).tensors["d2t"].type.name == "i64"
+    read = read_drafter(path)
+    assert read.draft_vocab is not None
+    assert (read.config, read.draft_vocab.tolist()) == (config, ids)
+
+
+def test_causality_is_kept_for_each_layer(tmp_path: Path) -> None:
+    config = replace(SMALL_DFLASH, causal=(False, True))
+    path = written(tmp_path / "d.gguf", config)
+    assert read_drafter(path).config == config
+    assert read_header(path).metadata["dflash.attention.causal"] is False
+    both = rewritten(
+        path, lambda k, t: (foreign(k, t), k.update({"dflash.attention.causal": True}))
+    )
+    assert read_drafter(both).config.causal == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda k, t: k.pop("dflash.block_size"), "how many tokens a block has"),
+        (lambda k, t: k.pop("dflash.target_layers"), "which of the target's layers"),
+        (lambda k, t: k.pop("tokenizer.ggml.mask_token_id"), "mask_token_id"),
+        (lambda k, t: k.pop("dflash.vocab_size"), "neither tokenizer.ggml.tokens nor"),
+        (lambda k, t: k.pop("dflash.selector_rank"), "dflash.selector_rank"),
+        (lambda k, t: k.pop("dflash.attention.sliding_window_pattern"), "which layers have"),
+        (lambda k, t: t.pop("selector_hidden.weight"), "no tensor selector_hidden"),
+        (lambda k, t: t.pop("blk.0.attn_v.weight"), r"1 missing \(blk.0.attn_v"),
+        (lambda k, t: k.update({"dflash.new": True}), "does not know"),
+        (lambda k, t: k.update({"dspine.new": True}), "does not know"),
+        (lambda k, t: k.update({"dflash.rope.scaling.type": "yarn"}), "does not scale positions"),
+        (
+            lambda k, t: k.update({"dflash.rope.dimension_count": np.uint32(8)}),
+            "16, the whole head",
+        ),
+        (
+            lambda k, t: k.update(
+                {"dflash.rope.dimension_sections": np.array([4, 4, 0, 0], np.int32)}
+            ),
+            r"expected \[8, 0, 0, 0\]",
+        ),
+        (
+            lambda k, t: t.update(x=zeros("markov_w1.weight", "f32", (4, 160))),
+            "the Markov head of DSpark, which dspine does not run: llama.cpp, vLLM and SGLang can",
+        ),
+        (lambda k, t: t.update(x=zeros("conf_proj.weight", "f32", (4, 1))), "confidence head"),
+        (
+            lambda k, t: t.update(x=zeros("prefix_gru.weight_ih_l0", "f32", (4, 4))),
+            "Domino.*SGLang can",
+        ),
+        (
+            lambda k, t: t.update(x=zeros("blk.0.attn_sinks.weight", "f32", (4,))),
+            "attention sinks.*llama.cpp can",
+        ),
+        (lambda k, t: t.update(x=zeros("fc.scale", "f32", (1,))), "a separate scale"),
+        (
+            lambda k, t: k.update({"dflash.hyper_connection.count": np.uint32(4)}),
+            "DeepSeek-V4 form of DSpark",
+        ),
+        (lambda k, t: k.update({"dflash.logit_scale": np.float32(0.5)}), "scale of the logits"),
+        (
+            lambda k, t: k.update({"dflash.final_logit_softcapping": np.float32(30)}),
+            "soft cap of the logits",
+        ),
+        (lambda k, t: k.update({"dflash.hidden_activation": "gelu"}), "activation gelu"),
+        (lambda k, t: k.update({"dflash.sample_from_anchor": True}), "block layout of DSpark"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: Change, message: str) -> None:
+    path = rewritten(written(tmp_path / "d.gguf", SMALL_DFLASH2), change)
+    with pytest.raises(FileError, match=message):
+        read_drafter(path)
+
+
+def test_what_has_no_key_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"windows of \[8, 24\]"):
+        written(tmp_path / "d.gguf", replace(SMALL_DFLASH, windows=(8, 24)))
+    config = replace(SMALL_DFLASH, target_hidden_size=32)
+    with pytest.raises((FileError, PairError), match="hidden"):
+        written(tmp_path / "d.gguf", config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_weight_type_is_read(tmp_path: Path) -> None:
+    """Any ggml type for matrices, and floats for the convolutions' base."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        kinds = ("q4_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "bf16", "f16")
+        for i, spec in enumerate(s for s in tensor_specs(SMALL_DFLASH2) if s.is_matrix):
+            name = spec.gguf_name
+            tensors[name] = zeros(name, kinds[i % len(kinds)], spec.shape[::-1])
+        tensors["blk.0.attn_conv_base"] = zeros("blk.0.attn_conv_base", "bf16", (64, 3, 2))
+
+    read = read_drafter(rewritten(written(tmp_path / "d.gguf", SMALL_DFLASH2), change))
+    assert {t.type.name for t in read.tensors.values()} >= {"q4_0", "mxfp4", "iq4_nl"}
+
+
+def test_quantising_keeps_own_tables_and_tokenizer(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        metadata["tokenizer.ggml.model"] = "gpt2"
+        tensors["token_embd.weight"] = zeros("token_embd.weight", "f32", (64, 160))
+
+    source = rewritten(written(tmp_path / "d.gguf", SMALL_DFLASH2), change)
+    quantise_drafter(source, tmp_path / "q.gguf", "f16")
+    read = read_drafter(tmp_path / "q.gguf")
+    assert (read.config, read.pair) == (SMALL_DFLASH2, PAIR)
+    assert list(read.own_tables) == ["token_embd.weight"]
+    assert read.tensors["blk.0.attn_conv_base"].type.name == "f32"
+    assert read.matrix_type == "f16"
+    assert read_header(read.path).metadata["tokenizer.ggml.model"] == "gpt2"
