@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,17 @@ def written(path: Path, config: DrafterConfig, **options: Any) -> Path:
     return path
 
 
+def _raw(gguf: GgufFile, name: str) -> list[memoryview]:
+    return [gguf.tensor(name).raw.data]
+
+
 def rewritten(source: Path, change: Change) -> Path:
     """The file again with other keys and tensors."""
     gguf = GgufFile(source)
     metadata: dict[str, Any] = {k: writable(v) for k, v in gguf.header.metadata.items()}
     metadata.pop("general.alignment", None)
     tensors = {
-        name: TensorToWrite(
-            name, info.type, info.ne, lambda name=name: [gguf.tensor(name).raw.data]
-        )
+        name: TensorToWrite(name, info.type, info.ne, partial(_raw, gguf, name))
         for name, info in gguf.header.tensors.items()
     }
     change(metadata, tensors)
@@ -162,9 +165,12 @@ def test_causality_is_kept_for_each_layer(tmp_path: Path) -> None:
     path = written(tmp_path / "d.gguf", config)
     assert read_drafter(path).config == config
     assert read_header(path).metadata["dflash.attention.causal"] is False
-    both = rewritten(
-        path, lambda k, t: (foreign(k, t), k.update({"dflash.attention.causal": True}))
-    )
+
+    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        foreign(metadata, tensors)
+        metadata["dflash.attention.causal"] = True
+
+    both = rewritten(path, change)
     assert read_drafter(both).config.causal == (True, True)
 
 

@@ -46,6 +46,8 @@ def read_start(path: Path, target: Pair, shard_folders: Sequence[Path]) -> Start
         )
     else:
         file = read_drafter(path)
+        if not isinstance(file.config, DSpineConfig):
+            raise TrainingError(f"{path} is a {file.config.kind} drafter: begin with a DSpine one")
         config, pair, vocab, tensors = file.config, file.pair, file.draft_vocab, file.arrays()
     if pair is not None:
         check_pair(pair, target)
