@@ -117,6 +117,8 @@ def test_logits_of_the_target_do_not_depend_on_the_batch(
     assert found["same"] == [True, True, True]
     # Packed weights are copies: the file they came from must not stay in memory beside them.
     assert found["mapped_mib"] < default_target.stat().st_size / 2**20 / 4
+    # A tied head is there once: rows of the embedding are looked up where it is multiplied by.
+    assert found["embedding_in"] == "DSPINE"
     assert found["same_arg_max"] >= found["rows"] - 1
     for cache_type, facts in found["caches"].items():
         assert facts["same"], cache_type

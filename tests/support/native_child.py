@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from dspine.ggml import Backend, Graph, HostTensor, WeightStore, kernels, library
-from dspine.kernels.selftest import TYPES, attention, product
+from dspine.kernels.selftest import TYPES, attention, lookup, product
 
 Floats = npt.NDArray[np.float32]
 
@@ -88,6 +88,7 @@ def _product_facts(
         if outputs > 16:
             same.append(_view_agrees(one, plug_in, weight, x[:3], whole[:3]))
         same.append(_reads_back(one, plug_in, weight))
+        same.append(_rows_are_found(three, plug_in, weight))
     return {"error": max(ours), "stock_error": max(stock), "same": same}
 
 
@@ -144,6 +145,21 @@ def _reads_back(backend: Backend, plug_in: kernels.Kernels, weight: HostTensor) 
     library.functions().ggml_backend_tensor_get(tensor.pointer, out.ctypes.data, 0, out.nbytes)
     store.close()
     return bool(np.array_equal(out, weight.data))
+
+
+def _rows_are_found(backend: Backend, plug_in: kernels.Kernels, weight: HostTensor) -> bool:
+    """Rows looked up in the packed matrix, and in a part of it, are the bits of its rows."""
+    exact = _exact(weight).astype(np.float32)
+    count = weight.ne[1]
+    wanted = [count - 1, 0, count // 2, 0, count // 3]
+    found = [np.array_equal(lookup(backend, plug_in, weight, wanted), exact[wanted])]
+    if count > 5:
+        part = lookup(backend, plug_in, weight, [count - 6, 0], first=5)
+        found.append(np.array_equal(part, exact[[count - 1, 5]]))
+        # ggml would end the process.
+        outside = lookup(backend, plug_in, weight, [-1, count])
+        found.append(bool(np.isnan(outside).all()))
+    return all(found)
 
 
 def attentions(plug_in: kernels.Kernels) -> dict[str, Any]:
@@ -255,6 +271,8 @@ def model(target: Path) -> dict[str, Any]:
     mapped = _mapped_mib()
     with Model.load(target) as loaded:
         found["mapped_mib"] = _mapped_mib() - mapped
+        embedding = loaded.tensor("token_embd.weight")
+        found["embedding_in"] = embedding.buffer_name if embedding else "none"
         whole = logits(loaded, [12], 1)
         found["same"] = [
             bool(np.array_equal(logits(loaded, sizes, n_threads), whole))

@@ -13,12 +13,13 @@ from dspine.ggml.types import type_by_name
 _VOID, _INT = ctypes.c_void_p, ctypes.c_int
 _PRODUCTS, _ATTENTION = 1, 2
 _OPERATIONS = 100
-"""ggml 0.25 has more operations than this; both that are looked for come before."""
+"""ggml 0.25 has more operations than this; all that are looked for come before."""
 _VERSION = "0.25."
 _SYMBOLS = (
     "_Z39ggml_backend_cpu_get_extra_buffer_typesv",
     "ggml_backend_buffer_init",
     "ggml_barrier",
+    "ggml_get_type_traits",
 )
 
 
@@ -80,6 +81,7 @@ def install(path: Path, *, attention: bool = True) -> Kernels:
         _cpu_device(),
         operations["MUL_MAT"],
         operations["FLASH_ATTN_EXT"],
+        operations["GET_ROWS"],
         _PRODUCTS | (_ATTENTION if attention else 0),
     )
     if not handle:
@@ -106,7 +108,7 @@ def _open(path: Path) -> ctypes.CDLL:
         raise LibraryError(f"the CPU kernels {path} cannot be loaded: {error}") from error
     kernels.dspine_kernels_family.restype = ctypes.c_char_p
     kernels.dspine_kernels_install.restype = _VOID
-    kernels.dspine_kernels_install.argtypes = [_VOID] * 4 + [_INT] * 3
+    kernels.dspine_kernels_install.argtypes = [_VOID] * 5 + [_INT] * 4
     kernels.dspine_kernels_take_attention.restype = None
     kernels.dspine_kernels_take_attention.argtypes = [_INT]
     kernels.dspine_kernels_take_weight.restype = _INT
@@ -136,7 +138,7 @@ def _operations(stock: ctypes.CDLL) -> dict[str, int]:
     _address(stock, "ggml_op_name")
     name_of = ctypes.CFUNCTYPE(ctypes.c_char_p, _INT)(("ggml_op_name", stock))
     names = [name_of(number) or b"" for number in range(_OPERATIONS)]
-    wanted = ("MUL_MAT", "FLASH_ATTN_EXT")
+    wanted = ("MUL_MAT", "FLASH_ATTN_EXT", "GET_ROWS")
     missing = [name for name in wanted if name.encode() not in names]
     if missing:
         raise LibraryError(f"this ggml library has no operation {missing[0]}")

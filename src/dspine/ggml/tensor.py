@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import ClosedError, LibraryError, UsageError
+from dspine.ggml import kernels
 from dspine.ggml.library import CTensor, functions
 from dspine.ggml.types import TensorType, type_by_number
 
@@ -112,7 +113,7 @@ class Tensor:
     def is_readable(self) -> bool:
         """Whether the bytes can be read back in the layout of the file.
 
-        False for weights that the library has repacked for its own kernels.
+        False for weights that the library has repacked for its own kernels; ours give them back.
         """
         self.check_open()
         lib = functions()
@@ -120,7 +121,8 @@ class Tensor:
         if not buffer:
             return False
         kind = lib.ggml_backend_buffer_get_type(buffer)
-        if lib.ggml_backend_buft_is_host(kind):
+        ours = kernels.installed()
+        if lib.ggml_backend_buft_is_host(kind) or (ours is not None and kind == ours.buffer_type):
             return True
         device = lib.ggml_backend_buft_get_device(kind)
         return bool(device) and lib.ggml_backend_dev_buffer_type(device) == kind

@@ -8,6 +8,7 @@ The last line printed says what is wrong; the exit status is 0 when nothing is.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from dspine.ggml import Backend, Graph, HostTensor, WeightStore, kernels, librar
 Floats = npt.NDArray[np.float32]
 
 TYPES = ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "f16", "bf16")
+LOOKED_UP = "token_embd.weight"
+"""The one matrix whose rows the kernels look up."""
 _INPUTS, _OUTPUTS = 256, 40
 _ROWS = 7
 _TOLERANCE = 0.02
@@ -40,6 +43,7 @@ def main(arguments: list[str]) -> int:
             for type_name in TYPES:
                 if found.takes(type_name, (_INPUTS, _OUTPUTS)):
                     check_product(backend, found, type_name)
+                    check_lookup(backend, found, type_name)
             check_attention(backend, found)
     except DspineError as error:
         sys.stdout.write(f"{error}\n")
@@ -78,6 +82,42 @@ def product(
         graph.set(rows, x)
         graph.compute()
         out = graph.get(result).reshape(x.shape[0], -1)
+    store.close()
+    return out
+
+
+def check_lookup(backend: Backend, found: kernels.Kernels, type_name: str) -> None:
+    """Rows looked up in a packed matrix are those that ggml finds in the plain one."""
+    values = np.random.default_rng(3).standard_normal((_OUTPUTS, _INPUTS), dtype=np.float32)
+    weight = HostTensor.quantised(values, type_name)
+    wanted = [0, _OUTPUTS - 1, 17, 17]
+    ours = lookup(backend, found, weight, wanted)
+    if not np.array_equal(ours, lookup(backend, None, weight, wanted)):
+        raise MismatchError(f"{type_name} rows: looked up they differ from ggml's")
+
+
+def lookup(
+    backend: Backend,
+    found: kernels.Kernels | None,
+    weight: HostTensor,
+    rows: Sequence[int],
+    first: int = 0,
+) -> Floats:
+    """Rows `rows` of the matrix from its row `first` on, (len(rows), inputs), looked up in packed
+    memory or by ggml in its own.
+    """
+    store = WeightStore(backend, buffer_type=found.buffer_type if found else None)
+    tensor = store.declare(LOOKED_UP, weight.type.name, weight.ne)
+    store.allocate()
+    store.write(LOOKED_UP, weight.data)
+    with Graph(backend) as graph:
+        ids = graph.input("ids", "i32", (len(rows),))
+        table = graph.rows(tensor, first, weight.ne[1] - first) if first else tensor
+        result = graph.output(graph.get_rows(table, ids), "result")
+        graph.allocate()
+        graph.set(ids, np.array(rows, dtype=np.int32))
+        graph.compute()
+        out = graph.get(result).reshape(len(rows), -1)
     store.close()
     return out
 

@@ -14,6 +14,7 @@ from dspine.llama.header import MOST_LAYERS, read_header
 from dspine.llama.library import Library, find_library, native_functions
 from dspine.llama.log import capture
 from dspine.llama.native import Native
+from dspine.llama.pages import forget_pages
 from dspine.llama.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _OTHER_WINDOWS = frozenset({"llama4", "deepseek4"})
 before the last."""
 
 _VOCAB_TYPE_NONE = 0
-_READ_NOT_MAPPED = 0  # llama_load_mode NONE
 
 
 class _Handle:
@@ -96,13 +96,13 @@ class Model:
         params = native.api.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = use_extra_buffers
-        if library.kernels.active and use_extra_buffers and n_gpu_layers == 0:
-            # Packed weights are copies: a mapping would keep the originals resident beside them.
-            params.load_mode = _READ_NOT_MAPPED
         mark = capture.mark()
         pointer = native.api.llama_model_load_from_file(str(path).encode(), params)
         if not pointer:
             raise FileError(_load_failure(path, capture.reason(mark)))
+        if library.kernels.active and use_extra_buffers:
+            # Packed weights are copies: their originals must not stay in memory beside them.
+            forget_pages(path)
         handle = _Handle(native, pointer)
         try:
             _check_kind(native.api, pointer, path)

@@ -81,6 +81,16 @@ struct Buffer {
     int          usage;
 };
 
+// The head of ggml_type_traits.
+struct FileType {
+    const char * name;
+    int64_t      block;
+    int64_t      interleave;
+    size_t       block_bytes;
+    bool         quantised;
+    void (*to_floats)(const void * from, float * to, int64_t count);
+};
+
 // The two interfaces that ggml's CPU backend asks. Only the order of the virtual functions matters:
 // destructor first, then these.
 class Operation {

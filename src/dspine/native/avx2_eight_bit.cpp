@@ -71,6 +71,7 @@ struct Unit {
 
 }  // namespace
 
-const Kernel kAvx2Q8_0 = {Q8_0, 32, kUnit, kSource, sizeof(Inputs16), pack, unpack, prepare16, multiply<Unit, 32>};
+const Kernel kAvx2Q8_0 = {Q8_0, 32, kUnit, kSource, sizeof(Inputs16), pack_units<pack, kSource, kUnit>,
+                          unpack_units<unpack, kSource, kUnit>, prepare16, multiply<Unit, 32>};
 
 }  // namespace dspine

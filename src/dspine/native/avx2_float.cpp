@@ -48,7 +48,9 @@ struct Unit {
 
 }  // namespace
 
-const Kernel kAvx2F16  = {F16, 1, 32, 2, sizeof(float), pack, unpack, prepare, multiply<Unit<false>, 1>};
-const Kernel kAvx2BF16 = {BF16, 1, 32, 2, sizeof(float), pack, unpack, prepare, multiply<Unit<true>, 1>};
+const Kernel kAvx2F16  = {F16, 1, 32, 2, sizeof(float), pack_units<pack, 2, 32>, unpack_units<unpack, 2, 32>, prepare,
+                         multiply<Unit<false>, 1>};
+const Kernel kAvx2BF16 = {BF16, 1, 32, 2, sizeof(float), pack_units<pack, 2, 32>, unpack_units<unpack, 2, 32>, prepare,
+                         multiply<Unit<true>, 1>};
 
 }  // namespace dspine

@@ -25,6 +25,28 @@ struct Layout {
 
 size_t nibble_at(int group, int lane) { return size_t(group) * 64 + size_t(lane) * 4; }
 
+// Exchanges the bits under `mask` with those `by` above them.
+inline uint32_t exchange(uint32_t bits, int by, uint32_t mask) {
+    const uint32_t differ = (bits ^ bits >> by) & mask;
+    return bits ^ differ ^ differ << by;
+}
+
+// Bits 0, 2, 4 ... before 1, 3, 5 ..., and back. Done twice, the fifth bit of input 4 g + i, bit
+// 4 g + i of the file, becomes bit 8 i + g: bit g of byte i.
+inline uint32_t even_before_odd(uint32_t bits) {
+    bits = exchange(bits, 1, 0x22222222);
+    bits = exchange(bits, 2, 0x0C0C0C0C);
+    bits = exchange(bits, 4, 0x00F000F0);
+    return exchange(bits, 8, 0x0000FF00);
+}
+
+inline uint32_t even_and_odd_in_turn(uint32_t bits) {
+    bits = exchange(bits, 8, 0x0000FF00);
+    bits = exchange(bits, 4, 0x00F000F0);
+    bits = exchange(bits, 2, 0x0C0C0C0C);
+    return exchange(bits, 1, 0x22222222);
+}
+
 template <Kind kind>
 void pack(const uint8_t * source, int lane, uint8_t * unit) {
     using L = Layout<kind>;
@@ -33,16 +55,10 @@ void pack(const uint8_t * source, int lane, uint8_t * unit) {
         std::memcpy(unit + L::kMinimum + 2 * lane, source + 2, 2);
     }
     if (kind == Kind::q5_0) {
-        // Bit g of byte 4 * output + i is the fifth bit of input 4 g + i.
         uint32_t bits;
         std::memcpy(&bits, source + 2, 4);
-        for (int i = 0; i < 4; i++) {
-            uint8_t byte = 0;
-            for (int group = 0; group < 8; group++) {
-                byte = uint8_t(byte | (bits >> (4 * group + i) & 1) << group);
-            }
-            unit[L::kFifth + 4 * lane + i] = byte;
-        }
+        bits = even_before_odd(even_before_odd(bits));
+        std::memcpy(unit + L::kFifth + 4 * lane, &bits, 4);
     }
     for (int group = 0; group < 4; group++) {
         std::memcpy(unit + L::kNibbles + nibble_at(group, lane), source + L::kSourceNibbles + 4 * group, 4);
@@ -57,12 +73,9 @@ void unpack(const uint8_t * unit, int lane, uint8_t * source) {
         std::memcpy(source + 2, unit + L::kMinimum + 2 * lane, 2);
     }
     if (kind == Kind::q5_0) {
-        uint32_t bits = 0;
-        for (int i = 0; i < 4; i++) {
-            for (int group = 0; group < 8; group++) {
-                bits |= uint32_t(unit[L::kFifth + 4 * lane + i] >> group & 1) << (4 * group + i);
-            }
-        }
+        uint32_t bits;
+        std::memcpy(&bits, unit + L::kFifth + 4 * lane, 4);
+        bits = even_and_odd_in_turn(even_and_odd_in_turn(bits));
         std::memcpy(source + 2, &bits, 4);
     }
     for (int group = 0; group < 4; group++) {
@@ -143,7 +156,15 @@ struct Unit {
 template <Kind kind>
 constexpr Kernel kernel(int type) {
     using L = Layout<kind>;
-    return {type, 32, L::kUnit, L::kSource, sizeof(Inputs8), pack<kind>, unpack<kind>, prepare8, multiply<Unit<kind>, 32>};
+    return {type,
+            32,
+            L::kUnit,
+            L::kSource,
+            sizeof(Inputs8),
+            pack_units<pack<kind>, L::kSource, L::kUnit>,
+            unpack_units<unpack<kind>, L::kSource, L::kUnit>,
+            prepare8,
+            multiply<Unit<kind>, 32>};
 }
 
 }  // namespace

@@ -241,7 +241,15 @@ struct Unit {
 template <Kind kind>
 constexpr Kernel kernel(int type) {
     using L = Layout<kind>;
-    return {type, 256, L::kUnit, L::kSource, 8 * sizeof(Inputs8), pack<kind>, unpack<kind>, prepare8, multiply<Unit<kind>, 256>};
+    return {type,
+            256,
+            L::kUnit,
+            L::kSource,
+            8 * sizeof(Inputs8),
+            pack_units<pack<kind>, L::kSource, L::kUnit>,
+            unpack_units<unpack<kind>, L::kSource, L::kUnit>,
+            prepare8,
+            multiply<Unit<kind>, 256>};
 }
 
 }  // namespace

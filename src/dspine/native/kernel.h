@@ -24,9 +24,9 @@ struct Kernel {
     size_t  source_bytes;      // bytes of unit_inputs weights of one output in the file
     size_t  activation_bytes;  // of unit_inputs prepared inputs of one row, a multiple of 4
 
-    // One unit of one output: from the file's layout into lane `lane` of a unit, and back.
-    void (*pack)(const uint8_t * source, int lane, uint8_t * unit);
-    void (*unpack)(const uint8_t * unit, int lane, uint8_t * source);
+    // Consecutive units of one output: from the file's layout into lane `lane` of as many units, and back.
+    void (*pack)(const uint8_t * source, int64_t units, int lane, uint8_t * unit);
+    void (*unpack)(const uint8_t * unit, int64_t units, int lane, uint8_t * source);
 
     // Inputs of one row in the form that multiply takes.
     void (*prepare)(const float * input, int64_t inputs, uint8_t * prepared);
@@ -53,6 +53,21 @@ struct Family {
 
 const Family & avx2_family();
 
+
+// `pack` and `unpack` of a kernel, made of what they do to one unit.
+template <void (*one)(const uint8_t *, int, uint8_t *), size_t source_bytes, size_t unit_bytes>
+void pack_units(const uint8_t * source, int64_t units, int lane, uint8_t * unit) {
+    for (; units > 0; units--, source += source_bytes, unit += unit_bytes) {
+        one(source, lane, unit);
+    }
+}
+
+template <void (*one)(const uint8_t *, int, uint8_t *), size_t source_bytes, size_t unit_bytes>
+void unpack_units(const uint8_t * unit, int64_t units, int lane, uint8_t * source) {
+    for (; units > 0; units--, source += source_bytes, unit += unit_bytes) {
+        one(unit, lane, source);
+    }
+}
 
 static inline size_t panel_bytes(const Kernel & kernel, int64_t inputs) {
     return size_t(inputs / kernel.unit_inputs) * kernel.unit_bytes;

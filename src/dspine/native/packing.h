@@ -5,7 +5,8 @@
 
 namespace dspine {
 
-// Write `size` bytes of the file's layout, from byte `offset` of the matrix on.
+// Write `size` bytes of the file's layout, from byte `offset` of the matrix on. Much is packed by several
+// threads.
 void pack_bytes(const Kernel & kernel, int64_t inputs, const uint8_t * source, size_t offset, size_t size,
                 uint8_t * packed);
 

@@ -1,12 +1,11 @@
 // The buffer type that llama.cpp finds first among the CPU's extra ones, and the operations it takes.
-#include <sys/mman.h>
-
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "lookup.h"
+#include "memory.h"
 #include "packing.h"
 #include "product.h"
 
@@ -15,7 +14,6 @@ namespace dspine {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kHugePage  = size_t(2) << 20;
 
 // Addresses in the stock library, and numbers that differ between its versions.
 struct Host {
@@ -23,14 +21,17 @@ struct Host {
     Buffer * (*buffer_init)(BufferType *, BufferCalls, void *, size_t);
     Barrier barrier;
     void *  cpu_device;
+    const FileType * (*type_of)(int);
     int     op_mul_mat;
     int     op_attention;
+    int     op_get_rows;
 };
 
 struct State {
     Host                                    host;
     const Family *                          family;
     std::map<int, std::unique_ptr<Product>> products;  // by weight type
+    std::map<int, std::unique_ptr<Lookup>>  lookups;
     BufferType                              type;
     bool                                    products_on, attention_on;
 };
@@ -56,6 +57,12 @@ Product * product_for(const Tensor * weight) {
     return found->second.get();
 }
 
+// What looks rows up in a packed matrix, or null.
+Lookup * lookup_in(const Tensor * table) {
+    const auto found = g_state->lookups.find(owner_of(table)->type);
+    return found == g_state->lookups.end() ? nullptr : found->second.get();
+}
+
 // Views must be whole rows, in order.
 bool is_row_range(const Tensor * view) {
     const Tensor * owner = owner_of(view);
@@ -64,7 +71,7 @@ bool is_row_range(const Tensor * view) {
 
 // Buffers.
 
-void free_buffer(Buffer * buffer) { std::free(buffer->context); }
+void free_buffer(Buffer * buffer) { give_back(buffer->context, buffer->size); }
 
 void * get_base(Buffer * buffer) { return buffer->context; }
 
@@ -110,22 +117,15 @@ void clear(Buffer * buffer, uint8_t value) { std::memset(buffer->context, value,
 const char * get_name(BufferType *) { return "DSPINE"; }
 
 Buffer * alloc_buffer(BufferType * type, size_t size) {
-    // Huge pages: one row at a time is bound by reading the weights once, address look-ups included.
-    const size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
-    const size_t whole     = (size + alignment) / alignment * alignment;
-    void *       memory    = std::aligned_alloc(alignment, whole);
+    void * memory = take_memory(size);
     if (memory == nullptr) {
         return nullptr;
     }
-    if (alignment == kHugePage) {
-        madvise(memory, whole, MADV_HUGEPAGE);
-    }
-    std::memset(memory, 0, size);  // lanes beyond the last output are read, and must be finite
     static const BufferCalls calls = {free_buffer, get_base, init_tensor, memset_tensor, set_tensor, get_tensor,
                                       nullptr,     nullptr,  cpy_tensor,  clear,         nullptr};
     Buffer * buffer = g_state->host.buffer_init(type, calls, memory, size);
     if (buffer == nullptr) {
-        std::free(memory);
+        give_back(memory, size);
     }
     return buffer;
 }
@@ -165,6 +165,14 @@ bool takes_product(const Tensor * op) {
            is_host_memory(x);
 }
 
+// Only the token embedding: other tables are used in other ways as well.
+bool takes_lookup(const Tensor * op) {
+    const Tensor * table = op->src[0], * index = op->src[1];
+    return product_for(owner_of(table)) != nullptr && is_row_range(table) && lookup_in(table) != nullptr &&
+           std::strcmp(owner_of(table)->name, "token_embd.weight") == 0 && op->type == F32 && op->nb[0] == sizeof(float) &&
+           index->ne[1] == 1 && index->ne[2] == 1 && is_host_memory(index);
+}
+
 class AttentionOperation : public Operation {
   public:
     bool work_size(int threads, const Tensor * op, size_t & size) override {
@@ -188,13 +196,19 @@ class Kernels : public ExtraBufferType {
   public:
     // Called for operations with an operand in our buffers: nothing else can read them.
     bool supports(void *, const Tensor * op) override {
-        return g_state->products_on && op->op == g_state->host.op_mul_mat && is_ours(op->src[0]) && takes_product(op);
+        if (!g_state->products_on || !is_ours(op->src[0])) {
+            return false;
+        }
+        return op->op == g_state->host.op_mul_mat ? takes_product(op) : op->op == g_state->host.op_get_rows && takes_lookup(op);
     }
 
     // Called before every operation of the CPU.
     Operation * operation_for(const Tensor * op) override {
         if (op->op == g_state->host.op_mul_mat) {
             return is_ours(op->src[0]) ? product_of(op->src[0]) : nullptr;
+        }
+        if (op->op == g_state->host.op_get_rows) {
+            return is_ours(op->src[0]) && product_of(op->src[0]) != nullptr ? lookup_in(op->src[0]) : nullptr;
         }
         if (op->op == g_state->host.op_attention && g_state->attention_on && g_state->family->attention->takes(op)) {
             static AttentionOperation attention;
@@ -230,8 +244,8 @@ DSPINE_API const char * dspine_kernels_family() {
 // Registers the buffer type; must come before the first model is loaded. Returns the buffer type, or
 // null when no kernel family runs on this machine. `extra_types` is the library's function of that
 // name, `flags` 1 = products, 2 = attention.
-DSPINE_API void * dspine_kernels_install(void * extra_types, void * buffer_init, void * barrier, void * cpu_device, int op_mul_mat,
-                              int op_attention, int flags) {
+DSPINE_API void * dspine_kernels_install(void * extra_types, void * buffer_init, void * barrier, void * type_traits,
+                                         void * cpu_device, int op_mul_mat, int op_attention, int op_get_rows, int flags) {
     using namespace dspine;
     if (g_state != nullptr) {
         return &g_state->type;
@@ -243,13 +257,18 @@ DSPINE_API void * dspine_kernels_install(void * extra_types, void * buffer_init,
     auto list = reinterpret_cast<std::vector<BufferType *> & (*)()>(extra_types);
     auto state = std::make_unique<State>();
     state->host = {&list(), reinterpret_cast<Buffer * (*)(BufferType *, BufferCalls, void *, size_t)>(buffer_init),
-                   reinterpret_cast<Barrier>(barrier), cpu_device, op_mul_mat, op_attention};
+                   reinterpret_cast<Barrier>(barrier), cpu_device, reinterpret_cast<const FileType * (*)(int)>(type_traits),
+                   op_mul_mat, op_attention, op_get_rows};
     state->family       = family;
     state->products_on  = (flags & 1) != 0;
     state->attention_on = (flags & 2) != 0 && family->attention != nullptr;
     for (int i = 0; i < family->count; i++) {
         const Kernel & kernel = family->kernels[i];
         state->products.emplace(kernel.type, std::make_unique<Product>(kernel, state->host.barrier));
+        const FileType * file = state->host.type_of(kernel.type);
+        if (file->block == kernel.unit_inputs && file->block_bytes == kernel.source_bytes && file->to_floats != nullptr) {
+            state->lookups.emplace(kernel.type, std::make_unique<Lookup>(kernel, file->to_floats));
+        }
     }
     state->type = {{get_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, nullptr}, cpu_device, new Kernels};
     g_state = state.release();
