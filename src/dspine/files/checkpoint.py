@@ -9,8 +9,10 @@ config under `config`) is read too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,15 @@ from dspine.files import checkpoint_config
 from dspine.files.atomic import atomic_write, reason, refuse_existing
 from dspine.files.drafter_file import check_draft_vocab, check_names, check_shape
 from dspine.files.dtypes import Array, encode
+from dspine.files.gguf_writer import Progress
 from dspine.files.mapped import printable
 from dspine.files.pairing import check_fit
-from dspine.files.safetensors_file import SafeTensor, read_safetensors, write_safetensors
+from dspine.files.safetensors_file import (
+    SafeTensor,
+    TensorStream,
+    read_safetensors,
+    write_safetensors,
+)
 from dspine.files.schema import DSpineConfig, Pair, TensorSpec, TrainingRecord, tensor_specs
 from dspine.files.typed_keys import checked_curve, provenance_json
 
@@ -36,7 +44,6 @@ TRANSFER_FILE = "transfer.safetensors"
 READY = "transfer_ready"
 _TORCH_DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPES: Mapping[str, str] = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-_VIEWS: Mapping[str, str] = {"bf16": "<u2", "f16": "<f2", "f32": "<f4"}
 _MAX_JSON = 64 << 20
 
 
@@ -59,18 +66,20 @@ def write_checkpoint(
     config: DSpineConfig,
     pair: Pair,
     record: TrainingRecord,
-    tensors: Mapping[str, Array],
+    tensors: Mapping[str, Array | TensorStream],
     draft_vocab: Sequence[int] | npt.NDArray[np.integer] | None = None,
     *,
     dtype: str | None = None,
     overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> None:
     """Write a checkpoint folder that SpecForge loads strictly.
 
     `tensors` maps torch names to float32, float16 or bfloat16-bit (uint16) arrays; `dtype` (f32,
-    f16, bf16) converts them, None keeps each as it is. Every file is written atomically, and
-    config.json last, so an interrupted write leaves no folder that looks complete. Raises
-    FileError for wrong tensors, an existing checkpoint without `overwrite`, or failed writes.
+    f16, bf16) converts them, None keeps each as it is; streams are written as they come. Every
+    file is written atomically, and config.json last, so an interrupted write leaves no folder that
+    looks complete. Raises FileError for wrong tensors, an existing checkpoint without `overwrite`,
+    or failed writes.
     """
     if dtype is not None and dtype not in _DTYPES:
         raise FileError(f"unknown checkpoint dtype {dtype!r}: choose one of {', '.join(_DTYPES)}")
@@ -82,8 +91,11 @@ def write_checkpoint(
         check_shape(
             "checkpoint", spec.torch_name, spec.shape, tuple(tensors[spec.torch_name].shape)
         )
-    stored = {s.torch_name: _stored(s, tensors[s.torch_name], dtype) for s in specs}
+    stored: dict[str, SafeTensor | TensorStream] = {
+        s.torch_name: _stored(s, tensors[s.torch_name], dtype) for s in specs
+    }
     main = _TORCH_DTYPES[stored["fc.weight"].dtype]
+    values = checkpoint_config.to_json(config, pair.num_layers, main)
     side = {
         "format": 1,
         "pair": asdict(pair),
@@ -95,17 +107,36 @@ def write_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         for name in (WEIGHTS_FILE, SIDE_FILE, CONFIG_FILE):
             refuse_existing(folder / name, overwrite)
-        if overwrite:
-            (folder / CONFIG_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise FileError(f"cannot write {folder}: {reason(error)}") from error
     ready = SafeTensor("BOOL", np.array(True))
-    write_safetensors(
-        folder / WEIGHTS_FILE, {**stored, READY: ready}, {"format": "pt"}, overwrite=overwrite
-    )
+    with _hidden(folder / CONFIG_FILE):
+        write_safetensors(
+            folder / WEIGHTS_FILE,
+            {**stored, READY: ready},
+            {"format": "pt"},
+            overwrite=overwrite,
+            progress=progress,
+        )
     _write_json(folder / SIDE_FILE, side, overwrite)
-    values = checkpoint_config.to_json(config, pair.num_layers, main)
     _write_json(folder / CONFIG_FILE, values, overwrite)
+
+
+@contextmanager
+def _hidden(path: Path) -> Iterator[None]:
+    """Take an old file away while the block runs; it comes back when the block fails."""
+    try:
+        before = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {reason(error)}") from error
+    try:
+        yield
+    except BaseException:
+        if before is not None:
+            with suppress(OSError):
+                path.write_bytes(before)
+        raise
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -143,7 +174,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, config, pair, record, arrays, draft_vocab)
 
 
-def _stored(spec: TensorSpec, array: Array, dtype: str | None) -> SafeTensor:
+def _stored(
+    spec: TensorSpec, array: Array | TensorStream, dtype: str | None
+) -> SafeTensor | TensorStream:
+    if isinstance(array, TensorStream):
+        return array
     if dtype is None:
         names = {"float32": "F32", "float16": "F16", "uint16": "BF16"}
         if array.dtype.name not in names:
@@ -152,8 +187,7 @@ def _stored(spec: TensorSpec, array: Array, dtype: str | None) -> SafeTensor:
                 f"or bfloat16 bits in uint16"
             )
         return SafeTensor(names[array.dtype.name], array)
-    raw = b"".join(encode(array, dtype, spec.torch_name))
-    return SafeTensor(_DTYPES[dtype], np.frombuffer(raw, _VIEWS[dtype]).reshape(spec.shape))
+    return TensorStream(_DTYPES[dtype], spec.shape, partial(encode, array, dtype, spec.torch_name))
 
 
 def _read_tensors(folder: Path) -> dict[str, SafeTensor]:

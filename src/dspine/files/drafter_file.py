@@ -21,7 +21,7 @@ from dspine.files import drafter_keys
 from dspine.files.dtypes import Q8_BLOCK, WEIGHT_TYPES, Array, encode
 from dspine.files.gguf_file import GgufFile, StoredTensor
 from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
-from dspine.files.mapped import printable
+from dspine.files.mapped import printable, release
 from dspine.files.pairing import check_fit
 from dspine.files.schema import (
     ARCHITECTURE,
@@ -245,7 +245,9 @@ def _plan(spec: TensorSpec, tensor: Array | StoredTensor, matrix_type: str) -> T
 def _pieces(stored: StoredTensor) -> Iterator[memoryview]:
     step = 1 << 24
     for start in range(0, stored.raw.size, step):
-        yield stored.raw[start : start + step].data
+        part = stored.raw[start : start + step]
+        yield part.data
+        release(part)
 
 
 def _plan_vocab(vocab: npt.NDArray[np.int32], type_name: str) -> TensorToWrite:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import FileError
+from dspine.files.mapped import release
 from dspine.ggml.types import all_types
 
 Array = npt.NDArray[Any]
@@ -68,8 +69,9 @@ def encode(array: Array, type_name: str, label: str) -> Iterator[memoryview]:
     rows = array.reshape(-1, array.shape[-1])
     step = max(1, _CHUNK_VALUES // max(1, rows.shape[1]))
     for start in range(0, rows.shape[0], step):
-        encoded = _encode_rows(rows[start : start + step], type_name, label)
-        yield np.ascontiguousarray(encoded).data.cast("B")
+        part = rows[start : start + step]
+        yield np.ascontiguousarray(_encode_rows(part, type_name, label)).data.cast("B")
+        release(part)
 
 
 def _encode_rows(rows: Array, type_name: str, label: str) -> Array:

@@ -1,10 +1,14 @@
-"""Mapping a file into memory for reading, and making its texts safe to show."""
+"""Mapping a file into memory for reading, giving that memory back, and safe texts from files."""
 
 from __future__ import annotations
 
 import mmap
 import stat
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from dspine.errors import FileError
 from dspine.files.atomic import reason
@@ -29,6 +33,35 @@ def map_file(path: Path, *, private: bool = False) -> mmap.mmap:
         raise FileError(f"{path} is empty: copy or download it again") from error
     except OSError as error:
         raise FileError(f"cannot read {path}: {reason(error)}") from error
+
+
+def release(array: npt.NDArray[Any]) -> None:
+    """Tell the system that the values of a read-only mapped array were used.
+
+    Pages of a mapped file count as memory of the process until then; they are read again when
+    they are needed again. Arrays that are not mapped, or may be written to, are left alone.
+    """
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    if not array.flags.c_contiguous:
+        return
+    first = _address(array) - _address(np.frombuffer(owner, np.uint8))
+    last = first + array.nbytes
+    # Whole pages only, so what lies beside the array stays.
+    start, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:
+        owner.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def printable(text: str) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from dspine.errors import FileError
 from dspine.files.atomic import atomic_write
 from dspine.files.dtypes import Array
-from dspine.files.mapped import map_file, shown
+from dspine.files.mapped import map_file, release, shown
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -53,6 +54,20 @@ class SafeTensor:
     def shape(self) -> tuple[int, ...]:
         """PyTorch order."""
         return tuple(self.data.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStream:
+    """A tensor to write whose bytes are made only when it is their turn."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterable[memoryview]]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the stored data."""
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,45 +122,71 @@ def read_safetensors(path: Path, *, private: bool = False) -> SafetensorsFile:
 
 def write_safetensors(
     path: Path,
-    tensors: Mapping[str, Array | SafeTensor],
+    tensors: Mapping[str, Array | SafeTensor | TensorStream],
     metadata: Mapping[str, str] | None = None,
     *,
     overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a safetensors file atomically, tensors in the given order.
 
     uint16 arrays are stored as BF16 (wrap other 16-bit counts in `SafeTensor("U16", ...)`).
+    `progress` gets (bytes of tensor data written, bytes in total).
     Raises FileError for unknown dtypes and when the file cannot be written.
     """
     header: dict[str, object] = {}
     if metadata:
         header[_METADATA] = dict(metadata)
-    stored: list[Array] = []
+    streams: list[TensorStream] = []
     offset = 0
     for name, tensor in tensors.items():
-        entry = tensor if isinstance(tensor, SafeTensor) else _tagged(name, tensor)
-        known = _DTYPES.get(entry.dtype)
-        # None must not reach the comparison: numpy takes it for float64.
-        if known is None or known != entry.data.dtype.newbyteorder("<") or name == _METADATA:
-            raise FileError(f"tensor {name} cannot be stored as {entry.dtype} in safetensors")
-        end = offset + entry.data.nbytes
+        stream = tensor if isinstance(tensor, TensorStream) else _stream(name, tensor)
+        if name == _METADATA:
+            raise FileError(f"tensor {name} cannot be stored as {stream.dtype} in safetensors")
+        end = offset + stream.n_bytes
         header[name] = {
-            "dtype": entry.dtype,
-            "shape": list(entry.shape),
+            "dtype": stream.dtype,
+            "shape": list(stream.shape),
             "data_offsets": [offset, end],
         }
-        stored.append(entry.data)
+        streams.append(stream)
         offset = end
     raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     # The data must start at a multiple of 8; readers accept trailing spaces in the header.
     raw += b" " * (-len(raw) % 8)
-    with atomic_write(path, overwrite=overwrite) as stream:
-        stream.write(struct.pack("<Q", len(raw)) + raw)
-        for array in stored:
-            little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-            view = little.reshape(-1).view(np.uint8)
-            for first in range(0, view.size, _CHUNK):
-                stream.write(view[first : first + _CHUNK].data)
+    total, done = offset, 0
+    with atomic_write(path, overwrite=overwrite) as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        for stream in streams:
+            before = done
+            for chunk in stream.chunks():
+                file.write(chunk)
+                done += chunk.nbytes
+                if progress is not None:
+                    progress(done, total)
+            if done - before != stream.n_bytes:
+                raise FileError(
+                    f"a tensor of shape {stream.shape} gave {done - before} bytes: "
+                    f"nothing was written"
+                )
+
+
+def _stream(name: str, tensor: Array | SafeTensor) -> TensorStream:
+    entry = tensor if isinstance(tensor, SafeTensor) else _tagged(name, tensor)
+    known = _DTYPES.get(entry.dtype)
+    # None must not reach the comparison: numpy takes it for float64.
+    if known is None or known != entry.data.dtype.newbyteorder("<"):
+        raise FileError(f"tensor {name} cannot be stored as {entry.dtype} in safetensors")
+    return TensorStream(entry.dtype, entry.shape, partial(_pieces, entry.data))
+
+
+def _pieces(array: Array) -> Iterator[memoryview]:
+    flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+    step = max(1, _CHUNK // flat.itemsize)
+    for first in range(0, flat.size, step):
+        part = flat[first : first + step]
+        yield part.view(np.uint8).data
+        release(part)
 
 
 def _tagged(name: str, array: Array) -> SafeTensor:
