@@ -1,4 +1,4 @@
-"""`dspine convert`: a checkpoint folder (SpecForge's layout) becomes a drafter GGUF."""
+"""`dspine convert`: a checkpoint folder (SpecForge's layout) becomes a drafter GGUF, or back."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ THINKING = {"keep": None, "on": True, "off": False}
 
 @settings_command(
     "convert",
-    click.Argument(["folder"], type=click.Path(path_type=Path)),
-    click.Argument(["output"], type=click.Path(path_type=Path)),
+    click.Argument(["source"], type=click.Path(path_type=Path), metavar="IN"),
+    click.Argument(["output"], type=click.Path(path_type=Path), metavar="OUT"),
 )
-def command(options: Options, folder: Path, output: Path) -> None:
-    """Write the drafter in FOLDER as the GGUF file OUTPUT, which `-md` takes.
+def command(options: Options, source: Path, output: Path) -> None:
+    """Write the drafter IN as OUT: a GGUF if OUT ends in .gguf, else a checkpoint folder.
 
-    FOLDER is a checkpoint, or the output of `train fit`, whose best checkpoint is taken.
+    IN is a checkpoint folder, the output of `train fit`, whose best checkpoint is taken, or a
+    drafter GGUF.
     """
     from dspine.files.convert import convert_checkpoint
 
     with Progress(f"writing {output}") as progress:
         warnings = convert_checkpoint(
-            folder,
+            source,
             output,
-            dtype=options.choice("dtype"),
+            dtype=None if options.choice("dtype") == "auto" else options.choice("dtype"),
             target=options.path("model"),
             thinking=THINKING[options.choice("thinking")],
             overwrite=options.switch("force"),
@@ -36,4 +37,10 @@ def command(options: Options, folder: Path, output: Path) -> None:
         )
     for warning in warnings:
         warn(warning)
-    click.echo(f"{output}: {size(output.stat().st_size)}")
+    click.echo(f"{output}: {size(bytes_of(output))}")
+
+
+def bytes_of(path: Path) -> int:
+    """Size of a file, or of the files in a folder."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files)

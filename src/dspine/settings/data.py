@@ -9,10 +9,11 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         name="dtype",
         flags=("--dtype",),
         kind="choice",
-        default="q8_0",
-        choices=("q8_0", "f16", "bf16", "f32"),
+        default="auto",
+        choices=("auto", "q8_0", "f16", "bf16", "f32"),
         group="Drafter file",
-        help="Number format of the drafter's matrices.",
+        help="Number format of the drafter's matrices; auto is q8_0 in a GGUF and unchanged in a "
+        "folder.",
         commands=("convert",),
     ),
     Setting(

@@ -87,7 +87,7 @@ class _Run:
         self.last_evaluation: Evaluation | None = None
         if not known and start is not None:
             self._scan()
-            self.draft_vocab = start.draft_vocab
+            self.draft_vocab = None if start.draft_vocab is None else start.draft_vocab.tolist()
             self.module = DSpineModule(self.config)
             fill_module(self.module, start, self.pool.shards)
             self.optimiser = self._make_optimiser()
