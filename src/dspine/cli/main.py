@@ -18,6 +18,7 @@ from dspine.cli import (
     convert,
     doctor,
     evaluate,
+    export,
     inspect,
     quantize,
     run,
@@ -43,6 +44,7 @@ for module in (
     doctor,
     inspect,
     convert,
+    export,
     quantize,
     train,
 ):

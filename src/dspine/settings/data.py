@@ -1,4 +1,4 @@
-"""The options of `dspine train answers|features|ngram`, of `convert` and of `quantize`."""
+"""The options of `dspine train answers|features|ngram`, of `convert`, `export` and `quantize`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,19 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         group="Drafter file",
         help="Number format of the drafter's matrices; auto is q8_0 in a GGUF and unchanged in a "
         "folder.",
-        commands=("convert",),
+        commands=("convert", "export"),
+        variants={"export": Variant("Number format of the tensors: bf16 (auto), f16 or f32.")},
+    ),
+    Setting(
+        name="to",
+        flags=("--to",),
+        kind="choice",
+        default="sglang",
+        choices=("sglang", "vllm"),
+        group="Drafter file",
+        help="The engine that is to load the folder.",
+        commands=("export",),
+        in_environment=False,
     ),
     Setting(
         name="type",
@@ -54,7 +66,7 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Drafter file",
         help="Replace the output file if it is there.",
-        commands=("convert", "quantize"),
+        commands=("convert", "export", "quantize"),
         in_environment=False,
     ),
     Setting(

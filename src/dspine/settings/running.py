@@ -19,13 +19,14 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the default target",
         group="Model",
         help="Target: a GGUF file that llama.cpp runs.",
-        commands=(*EVERY_LOADING_COMMAND, "convert", *TRAIN_COMMANDS),
+        commands=(*EVERY_LOADING_COMMAND, "convert", "export", *TRAIN_COMMANDS),
         variants={
-            "convert": Variant(
+            command: Variant(
                 "Target of the drafter, a GGUF file. A folder that `dspine train fit` wrote "
                 "carries what is needed of it and is only compared; for any other it is required.",
                 "",
             )
+            for command in ("convert", "export")
         },
         placeholder="FILE",
     ),
