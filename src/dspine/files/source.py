@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dspine.errors import FileError
 from dspine.files.checkpoint import read_checkpoint
 from dspine.files.drafter_file import read_drafter
 from dspine.files.dtypes import Array, encode
@@ -17,7 +18,7 @@ from dspine.files.gguf_file import StoredTensor
 from dspine.files.mapped import release
 from dspine.files.run_folder import choose_checkpoint
 from dspine.files.safetensors_file import TensorStream
-from dspine.files.schema import DSpineConfig, Pair, TrainingRecord, tensor_specs
+from dspine.files.schema import DrafterConfig, Pair, TrainingRecord, tensor_specs
 
 _VIEWS: Mapping[str, str] = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
 _DTYPES: Mapping[str, str] = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
@@ -29,7 +30,7 @@ class Source:
     """A drafter as it was read; its tensors stay in the file until they are used."""
 
     path: Path
-    config: DSpineConfig
+    config: DrafterConfig
     pair: Pair | None
     """None in folders that other programs wrote."""
     record: TrainingRecord
@@ -60,6 +61,11 @@ def read_source(path: Path) -> Source:
             folder.draft_vocab,
         )
     file = read_drafter(path)
+    if file.own_tables:
+        raise FileError(
+            f"{path} has its own {' and '.join(file.own_tables)}, for which the other formats have "
+            f"no place: run the file as it is"
+        )
     tensors = {
         spec.torch_name: _as_read(file.tensors[spec.gguf_name])
         for spec in tensor_specs(file.config)

@@ -26,6 +26,7 @@ from dspine.files.checkpoint import read_checkpoint
 from dspine.files.dtypes import to_float32
 from dspine.files.run_folder import Best, list_checkpoints, read_best
 from dspine.files.schema import DSpineConfig, TrainingRecord
+from dspine.files.source import Source
 from dspine.machine import physical_cores
 from dspine.train import checkpoints
 from dspine.train.batches import Sampler, ShardPool, StepBatch, make_batch
@@ -67,12 +68,13 @@ class _Run:
         self.pair = target.pair
         self.embedding = target.embedding
         known = list_checkpoints(self.folder)
-        start = None
-        if options.init_from is not None:
+        start: Source | None = None
+        if options.init_from is None:
+            self.config = _config(options, target)
+        else:
             # A run that goes on has its own checkpoints: the file may be gone by then.
             source = self.folder if known else options.init_from
-            start = read_start(source, target.pair, options.shards)
-        self.config = _config(options, target) if start is None else start.config
+            self.config, start = read_start(source, target.pair, options.shards)
         self.pool = ShardPool(options.shards, self.config, target.pair.fingerprint)
         self.sampler = Sampler(
             self.pool,
