@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from dspine.default_pair import choose_pair
-from dspine.drafters.dspine import DSpineDrafter
+from dspine.drafters.kinds import AnyDrafter, open_drafter
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts, interpolate
 from dspine.engine.engine import Engine, EngineParts, ProposerName
@@ -205,7 +205,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
         n_ctx = options.n_ctx or min(model.context_train, DEFAULT_CONTEXT)
         n_threads = options.n_threads or physical_cores()
 
-        drafter: DSpineDrafter | None = None
+        drafter: AnyDrafter | None = None
         if file is not None and options.check_cache:
             check_cache_types(
                 model,
@@ -215,7 +215,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 folder=cache_dir,
             )
         if file is not None:
-            drafter = DSpineDrafter.from_file(file, model, n_ctx=n_ctx, n_threads=n_threads)
+            drafter = open_drafter(file, model, n_ctx=n_ctx, n_threads=n_threads)
             stack.callback(drafter.close)
 
         block = file.config.block_size if file else 1

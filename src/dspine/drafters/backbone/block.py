@@ -228,3 +228,8 @@ class BlockGraph(ABC):
         return g.reshape(ids, k * n), g.reshape(
             g.get_rows(rows, best), self._config.hidden_size, k * n
         )
+
+    def _logits_of(self, g: Graph, rows: Tensor, hidden: Tensor, k: int) -> Tensor:
+        """(K, 1, n): each slot's exact logits of its candidates, whose head rows are (H, K n)."""
+        size, n = self._config.hidden_size, self.width - 1
+        return g.reshape(rows, size, k, n) @ g.reshape(hidden, size, 1, n)

@@ -19,7 +19,7 @@ from dspine.drafters.backbone.target import host_tensor, target_tensors
 from dspine.drafters.backbone.weights import WeightBuilder
 from dspine.drafters.base import ContextState, Draft, Draw, Features
 from dspine.errors import ClosedError, UsageError
-from dspine.files.drafter_file import DrafterFile, read_drafter
+from dspine.files.drafter_file import OWN_TABLES, DrafterFile, read_drafter
 from dspine.files.schema import DrafterConfig
 from dspine.ggml import Backend, Device, HostTensor, Tensor
 from dspine.llama.model import Model
@@ -55,6 +55,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         n_threads: int = 1,
         device: Device | None = None,
         draft_vocab: npt.NDArray[np.int32] | None = None,
+        reduced_head: bool = False,
         cache_type: str = "f16",
     ) -> None:
         if n_ctx < 1:
@@ -74,7 +75,9 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         self._backend = Backend(device, n_threads)
         try:
             builder = WeightBuilder(self._backend, config, tensors)
-            self._weights = builder.backbone(embedding, head, draft_vocab)
+            self._weights = builder.backbone(
+                embedding, head, draft_vocab, reduced_head=reduced_head
+            )
             self._declare(builder)
             builder.finish()
         except BaseException:
@@ -131,6 +134,13 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
                 f"{file.path} is a {file.config.kind} drafter, not a {cls.config_type.kind} one"
             )
         embedding, head = target_tensors(target)
+        own = {name: host_tensor(tensor) for name, tensor in file.own_tables.items()}
+        if OWN_TABLES[0] in own:
+            embedding = own[OWN_TABLES[0]]
+        if OWN_TABLES[1] in own:
+            head = own[OWN_TABLES[1]]
+        elif OWN_TABLES[0] in own and file.draft_vocab is None:
+            head = own[OWN_TABLES[0]]
         return cls(
             file.config,
             {name: host_tensor(tensor) for name, tensor in file.tensors.items()},
@@ -140,6 +150,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
             n_threads=n_threads,
             device=device,
             draft_vocab=file.draft_vocab,
+            reduced_head=OWN_TABLES[1] in own,
             cache_type=cache_type,
         )
 

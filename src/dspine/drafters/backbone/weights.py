@@ -105,26 +105,31 @@ class WeightBuilder:
         embedding: Tensor | HostTensor,
         head: Tensor | HostTensor,
         draft_vocab: npt.NDArray[np.int32] | None = None,
+        *,
+        reduced_head: bool = False,
     ) -> BackboneWeights:
         """Declare what every kind has.
 
-        `embedding` and `head` are the target's: a Tensor that the backend can use is used where
-        it lies, anything else is copied.
+        `embedding` and `head` are the target's, or the drafter's own: a Tensor that the backend
+        can use is used where it lies, anything else is copied. With `reduced_head` the head has
+        the rows of `draft_vocab` alone, in its order.
         """
         c = self._config
-        _check_target("token embedding", c, embedding)
-        _check_target("output head", c, head)
+        _check_table("token embedding", c, embedding, c.vocab_size)
         vocab = _checked_vocab(c, draft_vocab)
+        reduced_head = reduced_head and vocab is not None
+        rows = c.draft_vocab_size if reduced_head else None
+        _check_table("output head", c, head, rows or c.vocab_size)
         layers = tuple(self._layer(f"blk.{i}.") for i in range(c.num_layers))
         embedding_tensor = self.target("embedding", embedding)
         if vocab is None:
             head_tensor = scoring = self.target("head", head)
             target_ids, by_id = None, False
         else:
-            reduced = _select_rows(head, vocab)
+            reduced = _host(head) if reduced_head else _select_rows(head, vocab)
             head_tensor = self.add("head", _quick(reduced, self._backend), only_product=True)
             target_ids = self.add("d2t", HostTensor.from_numpy(vocab.reshape(-1, 1)))
-            by_id = self.is_present(head)
+            by_id = not reduced_head and self.is_present(head)
             scoring = self.target("head", head) if by_id else self.add("scoring", reduced)
         return BackboneWeights(
             store=self._store,
@@ -205,13 +210,9 @@ class WeightBuilder:
         """A tensor of the target: used in place, or copied once when it is out of reach."""
         if id(tensor) in self._copied:
             return self._copied[id(tensor)]
-        if isinstance(tensor, Tensor):
-            if self.is_present(tensor):
-                return tensor
-            host = HostTensor(tensor.type, tensor.ne[:2], tensor.read_rows(0, tensor.ne[1]))
-        else:
-            host = tensor
-        self._copied[id(tensor)] = self.add(name, host)
+        if isinstance(tensor, Tensor) and self.is_present(tensor):
+            return tensor
+        self._copied[id(tensor)] = self.add(name, _host(tensor))
         return self._copied[id(tensor)]
 
     def finish(self) -> None:
@@ -240,12 +241,19 @@ def _checked(
     return host
 
 
-def _check_target(what: str, config: DrafterConfig, tensor: Tensor | HostTensor) -> None:
+def _host(tensor: Tensor | HostTensor) -> HostTensor:
+    """The same tensor in host memory."""
+    if isinstance(tensor, HostTensor):
+        return tensor
+    return HostTensor(tensor.type, tensor.ne[:2], tensor.read_rows(0, tensor.ne[1]))
+
+
+def _check_table(what: str, config: DrafterConfig, tensor: Tensor | HostTensor, rows: int) -> None:
     hidden, vocab = tensor.ne[0], tensor.ne[1]
-    if hidden != config.hidden_size or vocab < config.vocab_size:
+    if hidden != config.hidden_size or vocab < rows:
         raise FileError(
             f"the target's {what} has {vocab} rows of {hidden}, the drafter needs "
-            f"{config.vocab_size} rows of {config.hidden_size}: it belongs to another target"
+            f"{rows} rows of {config.hidden_size}: it belongs to another target"
         )
 
 
