@@ -129,7 +129,8 @@ def test_whole_blocks_were_verified_and_drafts_accepted(either: Facts) -> None:
     for row in either["rows"]:
         assert row["disabled"] is None, row
         assert row["narrow"] == 0, row
-    assert sum(row["drafted"] for row in rows_of(either, "noise")) > 0
+    for way in ("noise", "noise-dflash", "noise-dflash2"):
+        assert sum(row["drafted"] for row in rows_of(either, way)) > 0
     assert acceptance_length(rows_of(either, "dspine")) > 1.4
     assert acceptance_length(rows_of(either, "auto")) > 1.4
     by_proposer = [row["accepted_by"] for row in rows_of(either, "auto")]

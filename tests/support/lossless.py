@@ -19,6 +19,7 @@ from typing import Any
 
 import dspine
 from dspine.drafters.dspine import DSpineDrafter
+from dspine.drafters.kinds import AnyDrafter, open_drafter
 from dspine.engine.choose import GreedyChooser
 from dspine.engine.compare import explain
 from dspine.engine.engine import Engine
@@ -38,7 +39,7 @@ from tests.support.default_pair import (
     held_out,
     respond,
 )
-from tests.support.tiny_pair import write_pair_drafter
+from tests.support.tiny_pair import write_dflash_drafter, write_pair_drafter
 
 DRAFTS = 3
 
@@ -52,8 +53,14 @@ class Way:
     tokens: int
 
 
-WAYS = (Way("auto", 20, 128), Way("dspine", 3, 128), Way("noise", 3, 24))
-"""`noise` is a drafter with random weights."""
+WAYS = (
+    Way("auto", 20, 128),
+    Way("dspine", 3, 128),
+    Way("noise", 3, 24),
+    Way("noise-dflash", 2, 16),
+    Way("noise-dflash2", 2, 16),
+)
+"""`noise` are drafters with random weights, the first one of DSpine."""
 
 LONGEST = max(way.tokens for way in WAYS)
 
@@ -100,6 +107,15 @@ def open_rig(target_file: Path, drafter_file: Path) -> Iterator[Rig]:
         noise = stack.enter_context(
             DSpineDrafter.load(noise_file, context.model, n_ctx=context.n_ctx, n_threads=threads)
         )
+        noises: dict[str, AnyDrafter] = {"noise": noise}
+        for kind in ("DFlash", "DFlash2"):
+            path = write_dflash_drafter(
+                folder / f"{kind}.gguf", target_file, kind, taps=config.taps, draft_vocab_size=4096
+            )
+            opened = open_drafter(
+                read_drafter(path), context.model, n_ctx=context.n_ctx, n_threads=threads
+            )
+            noises[f"noise-{kind.lower()}"] = stack.enter_context(opened)
         untouched = stack.enter_context(
             Context(
                 stack.enter_context(load_safely(target_file)),
@@ -114,7 +130,10 @@ def open_rig(target_file: Path, drafter_file: Path) -> Iterator[Rig]:
         engines = {
             "auto": Engine(replace(parts, target=target)),
             "dspine": Engine(replace(parts, target=target, proposer="dspine")),
-            "noise": Engine(replace(parts, target=target, proposer="dspine", drafter=noise)),
+            **{
+                name: Engine(replace(parts, target=target, proposer="dspine", drafter=drafter))
+                for name, drafter in noises.items()
+            },
         }
         plain = Engine(replace(parts, target=alone, proposer="none", drafter=None))
         yield Rig(engines, target, plain, alone, config.context_window)

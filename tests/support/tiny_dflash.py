@@ -21,7 +21,7 @@ def tiny_config(kind: str, **changes: Any) -> DFlashConfig | DFlash2Config:
     """2 layers; every size differs, so that none is mistaken for another."""
     base: dict[str, Any] = {
         "hidden_size": 96,
-        "intermediate_size": 112,
+        "intermediate_size": 128,
         "num_layers": 2,
         "num_heads": 6,
         "num_kv_heads": 2,

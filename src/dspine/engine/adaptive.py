@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.costs import StepCosts
-from dspine.engine.proposal import NOTHING, Ask, Proposal
+from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
 from dspine.engine.waiting import owed_ms
 from dspine.engine.width import Outcome
 
@@ -141,7 +141,7 @@ class AdaptiveWidth:
         self._start()
 
     def most(self, proposer: str) -> int:
-        return self._block - 1 if proposer == "dspine" else self._most
+        return self._block - 1 if proposer == DRAFTER else self._most
 
     # -- one step --------------------------------------------------------------------------------
 

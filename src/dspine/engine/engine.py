@@ -150,7 +150,7 @@ class Engine:
 
     @property
     def proposer(self) -> str:
-        """Who proposes: auto, dspine, ngram or none."""
+        """Who proposes: auto, ngram, none, or the kind of the drafter, as in dflash2."""
         return self._proposer.name
 
     @property
@@ -434,7 +434,7 @@ def _make_proposer(parts: EngineParts) -> Proposer:
         )
     if network is None and lookup is None:
         return NoProposer()
-    name = wanted if network is not None else "ngram"
+    name = "ngram" if network is None else wanted if wanted == "auto" else network.name
     return AutoProposer(parts.policy, lookup, network, name=name)
 
 

@@ -18,6 +18,7 @@ from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.measure import Conditions, calibrated, check_flash, fewer_threads, needs_flash
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.prompt import token_text
+from dspine.engine.proposal import DRAFTER
 from dspine.engine.proposers import LOOKUP_SCORES
 from dspine.engine.rollback import MAX_REPLAY, ROLLBACK_CHOICES, check_snapshots, choose_rollback
 from dspine.engine.width import (
@@ -106,7 +107,8 @@ def load(
     """Load a target and its drafter and measure how wide to draft on this machine.
 
     model, drafter: GGUF files; without `model` the default pair.
-    proposer: auto (n-gram where a long match exists, else the drafter), dspine, ngram or none.
+    proposer: auto (n-gram where a long match exists, else the drafter), drafter (or, as it was
+    called before there were other kinds, dspine), ngram or none.
     n_ctx: positions of prompt and answer together (default: the model's, at most 4096).
     n_threads: default one for each physical core, or fewer where that is measured to be faster.
     n_batch: prompt tokens decoded at once.
@@ -124,8 +126,10 @@ def load(
 
     Raises UsageError, FileError, PairError, LibraryError or CapacityError with a sentence.
     """
+    if proposer == "drafter":
+        proposer = DRAFTER
     if proposer not in get_args(ProposerName):
-        raise UsageError(f"proposer is {proposer!r}: choose one of auto, dspine, ngram, none")
+        raise UsageError(f"proposer is {proposer!r}: choose one of auto, drafter, ngram, none")
     if rollback not in ROLLBACK_CHOICES:
         raise UsageError(f"rollback is {rollback!r}: choose one of {', '.join(ROLLBACK_CHOICES)}")
     for name, value, least in (
@@ -172,7 +176,7 @@ def load(
 def load_parts(options: LoadOptions) -> EngineParts:
     """Everything an engine is made of; frees what it made when it fails halfway."""
     if options.proposer == "dspine" and options.drafter is None:
-        raise UsageError("proposer dspine needs a drafter: give its file (-md)")
+        raise UsageError("proposer drafter needs a drafter: give its file (-md)")
     check_file(options.model)
     file: DrafterFile | None = None
     notices: list[str] = []
@@ -334,7 +338,7 @@ def make_policy(
             curve=curve,
         )
     drafts = most - 1 if n_max is None else n_max
-    widths = {"dspine": min(drafts, block_size - 1), "ngram": min(drafts, most - 1)}
+    widths = {DRAFTER: min(drafts, block_size - 1), "ngram": min(drafts, most - 1)}
     return FixedWidth(widths, steps)
 
 

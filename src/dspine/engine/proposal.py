@@ -12,6 +12,9 @@ from typing import NamedTuple, Protocol
 from dspine.drafters.base import Draw, Drawn
 from dspine.engine.waiting import Copies
 
+DRAFTER = "dspine"
+"""What options and width policies call the drafter, whatever its kind."""
+
 
 class Proposal(NamedTuple):
     """Drafts for the slots after the anchor, each with the chance its proposer gives it.

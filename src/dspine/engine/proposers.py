@@ -11,7 +11,7 @@ from dspine.drafters.base import Draft, Drafter
 from dspine.engine.feed import FeatureFeed
 from dspine.engine.ngram import NgramIndex
 from dspine.engine.ngram_table import NgramTable
-from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal, Proposer
+from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Confirmed, Proposal, Proposer
 from dspine.engine.sequence import common_prefix
 from dspine.engine.target import Target
 from dspine.engine.width import WidthPolicy
@@ -202,7 +202,7 @@ class DrafterProposer:
 
     def draft(self, ask: Ask, limit: int) -> Proposal:
         """At most `limit` drafts, which may be fewer than the ask's."""
-        count = min(limit, self._policy.most(self.name), self._max_positions - ask.position - 1)
+        count = min(limit, self._policy.most(DRAFTER), self._max_positions - ask.position - 1)
         count = min(count, self._drafter.block_size - 1)
         if count < 1 or not self._on():
             return NOTHING

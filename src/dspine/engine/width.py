@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dspine.engine.costs import StepCosts, interpolate
-from dspine.engine.proposal import NOTHING, Ask, Proposal
+from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
 from dspine.engine.waiting import StoringRule
 from dspine.measured import expected_tokens as expected_tokens
 
@@ -165,13 +165,13 @@ class FixedWidth:
         self._is_due = self._should_store(request, drafts=waiting is not None)
         if self._is_due or waiting is None or _first_score(self._found) >= TRUSTED:
             return 0
-        return self.most("dspine")
+        return self.most(DRAFTER)
 
     def choose(self, drafted: Proposal) -> Proposal:
         if self._is_due:
             return NOTHING
         chosen = drafted if drafted.tokens else self._found
-        return chosen.first(self.most("dspine" if drafted.tokens else "ngram"))
+        return chosen.first(self.most(DRAFTER if drafted.tokens else "ngram"))
 
     def observe(self, outcome: Outcome) -> None:
         """It learns no chances, only what a token costs where rows may wait."""
@@ -185,7 +185,7 @@ class FixedWidth:
             return False
         rows = self._costs.rows(request.position)
         self._rows, self._plain = rows[request.extra :], rows[0]
-        wanted = self.most("dspine") if drafts else 0
+        wanted = self.most(DRAFTER) if drafts else 0
         wanted = max(wanted, min(len(self._found.tokens), self.most("ngram")))
         width = 1 + min(wanted, request.limit)
         token_ms = min(1.0, self._pace) * self._plain

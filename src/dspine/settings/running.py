@@ -172,10 +172,11 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         flags=("--proposer",),
         kind="choice",
         default="auto",
-        choices=("auto", "dspine", "ngram", "none"),
+        choices=("auto", "drafter", "dspine", "ngram", "none"),
         group="Speed",
-        help="Where drafts come from: the drafter, repeated text in the context (ngram), or auto: "
-        "ngram where a long match exists, else the drafter.",
+        help="Where drafts come from: the drafter, of whatever kind (dspine means the same), "
+        "repeated text in the context (ngram), or auto: ngram where a long match exists, else the "
+        "drafter.",
         commands=ANSWERING,
     ),
     Setting(

@@ -40,8 +40,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
     at the first use of a sequence number and kept until `close` or `forget`.
     """
 
-    name = "dspine"
-    """The name of its proposals, whatever the kind."""
+    name: str
+    """The kind, as reports name its proposals."""
     config_type: type[ConfigT]
 
     def __init__(

@@ -12,6 +12,7 @@ from dspine.files.schema import DFlashConfig
 class DFlashDrafter(BackboneDrafter[DFlashConfig, DFlashBlockGraph]):
     """See BackboneDrafter."""
 
+    name = "dflash"
     config_type = DFlashConfig
 
     def _declare(self, builder: WeightBuilder) -> None:

@@ -13,6 +13,7 @@ from dspine.files.schema import DFlash2Config
 class DFlash2Drafter(BackboneDrafter[DFlash2Config, DFlash2BlockGraph]):
     """See BackboneDrafter."""
 
+    name = "dflash2"
     config_type = DFlash2Config
 
     def _declare(self, builder: WeightBuilder) -> None:

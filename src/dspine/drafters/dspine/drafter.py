@@ -13,6 +13,7 @@ from dspine.files.schema import DSpineConfig
 class DSpineDrafter(BackboneDrafter[DSpineConfig, DSpineBlockGraph]):
     """See BackboneDrafter."""
 
+    name = "dspine"
     config_type = DSpineConfig
 
     def draft_trace(self, seq: int, anchor: int, width: int) -> DSpineTrace:
