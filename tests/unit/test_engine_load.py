@@ -47,7 +47,7 @@ def test_the_verdict_names_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"proposer": "fast"}, "auto, dspine, ngram, none"),
+        ({"proposer": "fast"}, "auto, drafter, ngram, none"),
         ({"n_ctx": 0}, "n_ctx is 0"),
         ({"n_threads": -1}, "n_threads is -1"),
         ({"spec_draft_n_max": 0}, "spec_draft_n_max is 0"),
