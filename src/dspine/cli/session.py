@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 FLASH_ATTENTION = {"auto": None, "on": True, "off": False}
 
-TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
-"""What a chat template gets from us."""
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
@@ -94,6 +91,8 @@ def read_answer(options: Options) -> AnswerOptions:
 
 def read_variables(text: str | None) -> dict[str, Any]:
     """Variables of the chat template from a JSON object."""
+    from dspine.text.chat_template import TEMPLATE_OWN
+
     try:
         found = {} if text is None else json.loads(text)
     except ValueError as error:

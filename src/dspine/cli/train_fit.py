@@ -59,7 +59,7 @@ def fit_options(options: Options) -> FitOptions:
         init_from=options.path("init_from"),
         copy_layers=not options.switch("no_copy_layers"),
         learning_rate=options.real("learning_rate"),
-        warmup=options.real("warmup"),
+        warmup=options.real("warmup_share"),
         weight_decay=options.real("weight_decay"),
         clip=options.real("clip"),
         anchors_per_step=options.number("anchors_per_step"),

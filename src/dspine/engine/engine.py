@@ -33,7 +33,7 @@ from dspine.engine.trace import Trace
 from dspine.engine.width import WidthPlan, WidthPolicy
 from dspine.errors import CapacityError, ClosedError, FileError, UsageError
 from dspine.llama.sampler_options import ChainOptions
-from dspine.text.chat_template import ChatTemplate
+from dspine.text.chat_template import ChatTemplate, Message
 from dspine.text.grammar import GrammarOptions
 from dspine.text.matcher import Grammars
 
@@ -173,6 +173,11 @@ class Engine:
         """The target's tokenizer."""
         return self._parts.tokenizer
 
+    @property
+    def template_source(self) -> str:
+        """The chat template as it is written; empty without one."""
+        return self._parts.template.source if self._parts.template else ""
+
     # -- generation ------------------------------------------------------------------------------
 
     def encode(
@@ -183,6 +188,12 @@ class Engine:
         return encode_prompt(
             prompt, self._parts.tokenizer, self._parts.template, raw=raw, variables=variables or {}
         )
+
+    def prompt_text(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """What the target's chat template makes of messages, as text."""
+        if self._parts.template is None:
+            raise UsageError("this target has no chat template: give the prompt as text")
+        return self._parts.template.render(messages, **variables)
 
     def generate(
         self,

@@ -7,6 +7,7 @@ from dspine.settings.fit import FIT_SETTINGS
 from dspine.settings.measuring import MEASURING_SETTINGS
 from dspine.settings.running import RUN_SETTINGS
 from dspine.settings.sampling import SAMPLING_SETTINGS
+from dspine.settings.serving import SERVING_SETTINGS
 from dspine.settings.setting import Setting, Value, resolve
 
 __all__ = ["SETTINGS", "Setting", "Value", "resolve", "settings_of"]
@@ -17,6 +18,7 @@ SETTINGS: tuple[Setting, ...] = (
     *DATA_SETTINGS,
     *FIT_SETTINGS,
     *MEASURING_SETTINGS,
+    *SERVING_SETTINGS,
 )
 
 

@@ -253,8 +253,8 @@ FIT_SETTINGS: tuple[Setting, ...] = (
         commands=("train fit",),
     ),
     Setting(
-        name="warmup",
-        flags=("--warmup",),
+        name="warmup_share",
+        flags=("--warmup-share",),
         kind="float",
         default=0.04,
         least=0,

@@ -6,8 +6,9 @@ from dspine.settings.setting import Setting, Variant
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 ANSWERING = ("run", "chat")
+HOLDING_AN_ENGINE = (*ANSWERING, "serve")
 MEASURING = ("bench", "eval")
-EVERY_LOADING_COMMAND = (*ANSWERING, "doctor", *MEASURING)
+EVERY_LOADING_COMMAND = (*HOLDING_AN_ENGINE, "doctor", *MEASURING)
 TRAIN_COMMANDS = ("train answers", "train features", "train ngram", "train fit", "train eval")
 
 RUN_SETTINGS: tuple[Setting, ...] = (
@@ -124,7 +125,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Model",
         help="Keep all positions of sliding-window layers, not only those in the window.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
     ),
     Setting(
         name="threads",
@@ -174,10 +175,16 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default="auto",
         choices=("auto", "drafter", "dspine", "ngram", "none"),
         group="Speed",
+<<<<<<< HEAD
         help="Where drafts come from: the drafter, of whatever kind (dspine means the same), "
         "repeated text in the context (ngram), or auto: ngram where a long match exists, else the "
         "drafter.",
         commands=ANSWERING,
+=======
+        help="Where drafts come from: the drafter, repeated text in the context (ngram), or auto: "
+        "ngram where a long match exists, else the drafter.",
+        commands=HOLDING_AN_ENGINE,
+>>>>>>> 56e4162 (dspine serve: OpenAI's and llama-server's routes in front of one engine, streams by verify, tools, schemas, reasoning, metrics)
     ),
     Setting(
         name="spec_draft_n_max",
@@ -189,7 +196,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         group="Speed",
         help="Tokens drafted for each step, whether they pay or not: the block width less one; "
         "0 is the default.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
         placeholder="N",
     ),
     Setting(
@@ -202,7 +209,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         help="How rejected drafts leave the target's memory: trim cuts the cache; checkpoint "
         "copies the state of recurrent layers before a block, snapshots after each of its "
         "tokens. auto takes trim, and checkpoint for targets with recurrent layers.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
     ),
     Setting(
         name="ngram_min_match",
@@ -212,7 +219,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         least=1,
         group="Speed",
         help="Shortest repeat, in tokens, that the ngram proposer continues.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
         placeholder="N",
     ),
     Setting(
@@ -223,7 +230,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the one beside the drafter, if there is one",
         group="Speed",
         help="Table of likely next tokens for the ngram proposer (`dspine train ngram`).",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
         placeholder="FILE",
     ),
     Setting(
@@ -233,7 +240,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Speed",
         help="Decode without any drafts.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
     ),
     Setting(
         name="prompt",
@@ -296,7 +303,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the model's own",
         group="Prompt",
         help="Jinja chat template to use instead of the model's.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
         placeholder="FILE",
     ),
     Setting(
@@ -306,7 +313,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=None,
         group="Prompt",
         help='Variables of the chat template as a JSON object, such as {"enable_thinking": false}.',
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
         placeholder="JSON",
     ),
     Setting(
@@ -336,7 +343,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="until the answer ends or the context is full",
         group="Output",
         help="Tokens to write at most; -1 is the default.",
-        commands=(*ANSWERING, *MEASURING),
+        commands=(*HOLDING_AN_ENGINE, *MEASURING),
         variants={
             name: Variant("Tokens of an answer at most.", "128", default=128, least=1)
             for name in MEASURING
@@ -481,7 +488,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Library",
         help="Do not measure this machine: draft at the drafter's full width.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
     ),
     Setting(
         name="no_probe",
@@ -490,6 +497,6 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Library",
         help="Do not test the library in a child process first.",
-        commands=ANSWERING,
+        commands=HOLDING_AN_ENGINE,
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dspine.settings.setting import Kind, Setting, Value, Variant
 
-_COMMANDS = ("run", "chat")
+_COMMANDS = ("run", "chat", "serve")
 _TRAINING = ("train fit", "train answers", "train features")
 
 

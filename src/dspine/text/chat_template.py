@@ -16,6 +16,9 @@ from dspine.errors import FileError, UsageError
 Message = Mapping[str, Any]
 """One turn: at least `role` and `content`."""
 
+TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+"""What a chat template gets from us."""
+
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 
@@ -38,6 +41,7 @@ class ChatTemplate:
                 f"{error.message}; give the prompt as raw text instead"
             ) from error
         self._bos, self._eos = bos, eos
+        self.source = source
 
     def render(
         self,

@@ -1,0 +1,189 @@
+"""`dspine serve`: OpenAI's routes and llama-server's in front of one pair."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dspine.cli.models import named_pair
+from dspine.cli.options import Options, settings_command
+from dspine.cli.output import warn
+from dspine.cli.sampling import read_sampling
+from dspine.cli.session import open_engine, read_variables
+from dspine.default_pair import choose_pair
+from dspine.errors import UsageError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from dspine.engine.engine import Engine
+    from dspine.engine.sampling import SamplingOptions
+    from dspine.server.requests import Defaults
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@settings_command("serve")
+def command(options: Options) -> int:
+    """Answer over HTTP, for everything that speaks to OpenAI's API or llama-server."""
+    try:
+        import uvicorn
+
+        from dspine.server.app import ServerOptions, Service, make_app
+        from dspine.server.routes import routes
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"serving needs {error.name}, which is not installed: run `pip install 'dspine[serve]'`"
+        ) from None
+
+    # Everything that may be wrong is found before the port is taken.
+    sampling, variables = (
+        read_sampling(options),
+        read_variables(options.text("chat_template_kwargs")),
+    )
+    model, _ = choose_pair(*named_pair(options))
+    limit = options.number("predict")
+
+    def load() -> Engine:
+        started = time.perf_counter()
+        engine = open_engine(options)
+        for notice in engine.notices:
+            warn(notice)
+        if options.switch("warmup"):
+            engine.complete("Say hello.", max_tokens=8)
+        seconds = time.perf_counter() - started
+        click.echo(f"loaded {model.name} in {seconds:.1f} s", err=True)
+        return engine
+
+    def defaults(engine: Engine) -> Defaults:
+        return make_defaults(engine, sampling, None if limit < 0 else limit, variables)
+
+    made = Service(
+        load,
+        ServerOptions(
+            alias=options.text("alias") or model.name,
+            api_key=options.text("api_key") or None,
+            queue_limit=options.number("queue"),
+            body_limit=options.number("body_limit"),
+            cors_origins=options.texts("cors_origin"),
+            drain_seconds=float(options.number("drain")),
+            logs_prompts=options.switch("log_prompts"),
+        ),
+        defaults,
+    )
+    set_up_log()
+    with closing(bound_socket(options.choice("host"), options.number("port"))) as listener:
+        announce(options, listener)
+        config = uvicorn.Config(
+            make_app(made, routes()),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=options.number("drain"),
+        )
+        server = uvicorn.Server(config)
+        server.capture_signals = partial(_stop_on_signals, server)  # type: ignore[method-assign]
+        server.run(sockets=[listener])
+    failure = made.thread.error
+    if failure is not None:
+        raise failure
+    return 0
+
+
+@contextmanager
+def _stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the server in order, and its exit code is then 0: uvicorn's own
+    way sends itself the signal again at the end."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, server.handle_exit) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def make_defaults(
+    engine: Engine,
+    sampling: SamplingOptions,
+    max_tokens: int | None,
+    variables: Mapping[str, Any],
+) -> Defaults:
+    """What holds where a request says nothing."""
+    from dspine.server.requests import Defaults
+
+    tokenizer = engine.tokenizer
+
+    def end_tokens() -> tuple[int, ...]:
+        return tuple(t for t in range(tokenizer.vocab_size) if tokenizer.is_end(t))
+
+    return Defaults(
+        sampling=sampling,
+        max_tokens=max_tokens,
+        variables=variables,
+        template=engine.template_source,
+        end_tokens=cache(end_tokens),
+    )
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens; UsageError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(128)
+    except (OSError, OverflowError) as error:
+        made.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot listen on {host}:{port} ({reason}): is a server running there? choose another "
+            f"--port"
+        ) from None
+    return made
+
+
+def announce(options: Options, listener: socket.socket) -> None:
+    """Where it listens, and who can reach it."""
+    host, port = listener.getsockname()[:2]
+    click.echo(f"listening on http://{host}:{port}", err=True)
+    if host in _LOOPBACK:
+        click.echo("only this machine can reach it; --host 0.0.0.0 opens it to others", err=True)
+    elif not options.text("api_key"):
+        warn("every machine that reaches this address may use the model: set --api-key")
+
+
+class _Lines(logging.Formatter):
+    """One JSON object a line: time, level, message; a traceback only where something broke."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        row = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            row["trace"] = self.formatException(record.exc_info)
+        return json.dumps(row, ensure_ascii=False)
+
+
+def set_up_log() -> None:
+    """The server's lines go to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    for name in ("dspine.server", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(logging.INFO if name == "dspine.server" else logging.WARNING)

@@ -1,0 +1,147 @@
+"""Bodies of requests. Unknown fields are let through: clients of other servers send their own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class Speculative(Body):
+    """llama-server's `speculative`: n_max 0 switches drafting off for this request."""
+
+    n_max: Annotated[int, Field(ge=0)] | None = None
+
+
+class JsonSchema(Body):
+    name: str = ""
+    schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"] = "text"
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """llama-server's short form beside json_object."""
+    pattern: str | None = None
+    grammar: str | None = None
+
+
+class Function(Body):
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ToolChoiceFunction(Body):
+    name: str
+
+
+class ToolChoice(Body):
+    type: Literal["function"] = "function"
+    function: ToolChoiceFunction
+
+
+class ChatMessage(Body):
+    role: Annotated[str, Field(min_length=1, max_length=50)]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Generation(Body):
+    """What chat and text completions have in common; None is the server's default."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: int | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    samplers: list[str] | None = None
+    logit_bias: dict[str, float] | list[tuple[int, float]] | None = None
+    ignore_eos: bool = False
+    cache_prompt: bool = True
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    speculative: Speculative | None = None
+    speculative_n_max: int | None = Field(default=None, ge=0, alias="speculative.n_max")
+    return_progress: bool = False
+
+
+class ChatBody(Generation):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class CompletionBody(Generation):
+    """POST /v1/completions"""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
+    echo: bool = False
+    suffix: str | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize"""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class ApplyTemplateBody(Body):
+    """POST /apply-template"""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,185 @@
+"""POST /v1/chat/completions and /v1/completions, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from dspine.engine.engine import Engine
+from dspine.engine.events import Event
+from dspine.engine.stats import Stats
+from dspine.errors import CapacityError
+from dspine.server.app import Service, service, watch_disconnect
+from dspine.server.bodies import ChatBody, CompletionBody
+from dspine.server.engine_thread import Job
+from dspine.server.errors import RequestError, describe, error_body
+from dspine.server.requests import Wish, chat_wish, completion_wish
+from dspine.server.streams import DONE, PING, AnswerReader, Kind, Writer, chunks, sse, whole
+from dspine.text.reasoning import OPEN
+
+log = logging.getLogger("dspine.server")
+
+_SOON = 2.0
+"""Seconds to wait for the first event before a stream begins: errors then still get a status."""
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+async def chat_completions(request: Request) -> Response:
+    """An answer to messages."""
+    made = service(request)
+    engine = made.thread.engine
+    body = await read_body(request, ChatBody)
+    return await _answer(request, made, engine, "chat", chat_wish(body, made.defaults))
+
+
+async def completions(request: Request) -> Response:
+    """A continuation of a text."""
+    made = service(request)
+    engine = made.thread.engine
+    body = await read_body(request, CompletionBody)
+    return await _answer(request, made, engine, "text", completion_wish(body, made.defaults))
+
+
+async def read_body(request: Request, model: type[_Model]) -> _Model:
+    """The body as `model`. Raises RequestError when it is no JSON, ValidationError else."""
+    raw = await request.body()
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"the body is not JSON: {str(error)[:100]}") from None
+    if not isinstance(values, dict):
+        raise RequestError(400, "the body is no JSON object: send one")
+    return model.model_validate(values)
+
+
+async def _answer(
+    request: Request, made: Service, engine: Engine, kind: Kind, wish: Wish
+) -> Response:
+    options = dict(wish.options)
+    raw, variables = options.pop("raw", False), options.pop("variables", {})
+    tokens = await run_in_threadpool(engine.encode, wish.prompt, raw=raw, variables=variables)
+    if len(tokens) >= engine.n_ctx:
+        raise CapacityError(
+            f"the prompt has {len(tokens)} tokens and leaves no room for an answer in the context "
+            f"of {engine.n_ctx}: shorten it, or start the server with a larger -c"
+        )
+    if made.options.logs_prompts:
+        log.info("prompt %s", json.dumps(wish.prompt, ensure_ascii=False, default=str))
+    piece = engine.tokenizer.piece
+    end = b"".join(piece(token, special=True) for token in tokens[-8:]).decode("utf-8", "replace")
+    reader = AnswerReader(wish, kind, thinks_at_start=end.rstrip().endswith(OPEN))
+    writer = Writer(kind, made.options.alias, piece, wants_logprobs=wish.logprobs is not None)
+    events = made.thread.answer(Job(tokens, options))
+    if wish.is_stream:
+        return await _stream(made, events, wish, reader, writer)
+    return await _reply(request, made, events, reader, writer)
+
+
+async def _reply(
+    request: Request,
+    made: Service,
+    events: AsyncIterator[Event],
+    reader: AnswerReader,
+    writer: Writer,
+) -> Response:
+    """One document; a client that goes away in the meantime ends the answer."""
+    answering = asyncio.ensure_future(whole(events, reader, writer))
+    watching = asyncio.ensure_future(watch_disconnect(request))
+    try:
+        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            return Response(status_code=499)
+        document, stats = answering.result()
+    finally:
+        for task in (answering, watching):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+        await _close(events)
+    _count(made, stats)
+    return JSONResponse(document)
+
+
+async def _stream(
+    made: Service,
+    events: AsyncIterator[Event],
+    wish: Wish,
+    reader: AnswerReader,
+    writer: Writer,
+) -> Response:
+    """Server-sent events, one a verify; what fails early fails with a status."""
+    documents = chunks(events, wish, reader, writer)
+    first = asyncio.ensure_future(anext(documents))
+    try:
+        done, _ = await asyncio.wait({first}, timeout=_SOON)
+    except asyncio.CancelledError:
+        first.cancel()
+        await _close(events)
+        raise
+    if done and first.exception() is not None:
+        await _close(events)
+        raise first.exception() or RuntimeError
+    body = _body(made, events, documents, first)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(body, media_type="text/event-stream", headers=headers)
+
+
+async def _body(
+    made: Service,
+    events: AsyncIterator[Event],
+    documents: AsyncIterator[tuple[dict[str, Any], Stats | None]],
+    waiting: asyncio.Future[tuple[dict[str, Any], Stats | None]],
+) -> AsyncIterator[bytes]:
+    counted = False
+    try:
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=made.options.ping_seconds)
+            if not done:
+                yield PING
+                continue
+            try:
+                document, stats = waiting.result()
+            except StopAsyncIteration:
+                break
+            except Exception as error:  # noqa: BLE001 - the status is sent, the reason is not yet
+                status, message, param = describe(error)
+                yield sse(error_body(status, message, param))
+                break
+            if stats is not None and not counted:
+                counted = True
+                _count(made, stats)
+            yield sse(document)
+            waiting = asyncio.ensure_future(anext(documents))
+        yield DONE
+    finally:
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
+            await waiting
+        await _close(events)
+
+
+async def _close(events: AsyncIterator[Event]) -> None:
+    """End an answer that nobody reads any more."""
+    async with aclosing(events):  # type: ignore[type-var]  # it is an async generator
+        pass
+
+
+def _count(made: Service, stats: Stats) -> None:
+    made.metrics.answered(stats)
+    log.info(
+        "answer %d prompt tokens (%d from memory), %d tokens at %.1f/s, acceptance length %.2f",
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.tokens,
+        stats.tokens_per_second,
+        stats.acceptance_length,
+    )

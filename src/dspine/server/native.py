@@ -1,0 +1,149 @@
+"""llama-server's own routes: health, props, slots, metrics, tokens and templates."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dspine.server.answers import now
+from dspine.server.app import service
+from dspine.server.bodies import ApplyTemplateBody, DetokenizeBody, TokenizeBody
+from dspine.server.completions import read_body
+from dspine.server.errors import RequestError, error_response
+from dspine.server.metrics import CONTENT_TYPE
+from dspine.server.requests import message_of, template_variables
+
+
+async def health(request: Request) -> Response:
+    """200 when answers can be made, 503 with the reason before and after."""
+    thread = service(request).thread
+    if thread.state == "ready":
+        return JSONResponse({"status": "ok"})
+    words = {"loading": "Loading model", "failed": "the model could not be loaded"}
+    return error_response(503, words.get(thread.state, "the server is stopping"))
+
+
+async def models(request: Request) -> Response:
+    """The one model that is served."""
+    made = service(request)
+    meta: dict[str, Any] | None = None
+    if made.thread.state == "ready":
+        engine = made.thread.engine
+        meta = {"n_vocab": engine.tokenizer.vocab_size, "n_ctx": engine.n_ctx}
+    entry = {
+        "id": made.options.alias,
+        "object": "model",
+        "created": int(made.started),
+        "owned_by": "dspine",
+        "meta": meta,
+    }
+    return JSONResponse({"object": "list", "data": [entry]})
+
+
+async def props(request: Request) -> Response:
+    """Facts of the server: template, context, who drafts."""
+    made = service(request)
+    engine = made.thread.engine
+    return JSONResponse(
+        {
+            "model_alias": made.options.alias,
+            "model_path": engine.model_path.name,
+            "total_slots": 1,
+            "chat_template": made.defaults.template,
+            "build_info": f"dspine {version('dspine')}",
+            "modalities": {"vision": False, "audio": False},
+            "default_generation_settings": {
+                "n_ctx": engine.n_ctx,
+                "params": {
+                    "temperature": made.defaults.sampling.temperature,
+                    "top_k": made.defaults.sampling.top_k,
+                    "top_p": made.defaults.sampling.top_p,
+                    "min_p": made.defaults.sampling.min_p,
+                    "n_predict": made.defaults.max_tokens or -1,
+                },
+            },
+            "speculative": {
+                "proposer": engine.proposer,
+                "drafter": None if engine.drafter_path is None else engine.drafter_path.name,
+                "drafting_off": engine.disabled_reason,
+            },
+        }
+    )
+
+
+async def slots(request: Request) -> Response:
+    """What each slot does; never what is said in it."""
+    made = service(request)
+    engine = made.thread.engine
+    return JSONResponse(
+        [
+            {
+                "id": 0,
+                "n_ctx": engine.n_ctx,
+                "is_processing": bool(made.thread.n_running),
+                "n_waiting": made.thread.n_waiting,
+                "speculative": engine.proposer != "none",
+            }
+        ]
+    )
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    made = service(request)
+    text = made.metrics.text(running=made.thread.n_running, waiting=made.thread.n_waiting)
+    return Response(text, media_type=CONTENT_TYPE)
+
+
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text."""
+    tokenizer = service(request).thread.engine.tokenizer
+    body = await read_body(request, TokenizeBody)
+    tokens = await run_in_threadpool(
+        tokenizer.encode,
+        body.content,
+        add_special=body.add_special,
+        parse_special=body.parse_special,
+    )
+    if not body.with_pieces:
+        return JSONResponse({"tokens": tokens})
+    return JSONResponse(
+        {"tokens": [{"id": t, "piece": _piece(tokenizer.piece(t, special=True))} for t in tokens]}
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    tokenizer = service(request).thread.engine.tokenizer
+    body = await read_body(request, DetokenizeBody)
+    wrong = next((t for t in body.tokens if t >= tokenizer.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            400, f"token {wrong} is outside the vocabulary of {tokenizer.vocab_size}", "tokens"
+        )
+    text = b"".join(tokenizer.piece(token, special=True) for token in body.tokens)
+    return JSONResponse({"content": text.decode("utf-8", "replace")})
+
+
+async def apply_template(request: Request) -> Response:
+    """The prompt that messages become."""
+    engine = service(request).thread.engine
+    body = await read_body(request, ApplyTemplateBody)
+    variables = template_variables(body.chat_template_kwargs)
+    if body.tools:
+        variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    messages = [message_of(message, i) for i, message in enumerate(body.messages)]
+    prompt = await run_in_threadpool(engine.prompt_text, messages, variables)
+    return JSONResponse({"prompt": prompt, "created": now()})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """Text, or the bytes of a part of a character, as llama-server gives them."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(raw)

@@ -1,0 +1,118 @@
+"""The options of `dspine serve`."""
+
+from __future__ import annotations
+
+from dspine.settings.setting import Setting
+
+_SERVE = ("serve",)
+
+SERVING_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        name="host",
+        flags=("--host",),
+        kind="text",
+        default="127.0.0.1",
+        group="Server",
+        help="Address to listen on; 0.0.0.0 is every one, for the whole network.",
+        commands=_SERVE,
+        placeholder="ADDRESS",
+    ),
+    Setting(
+        name="port",
+        flags=("--port",),
+        kind="int",
+        default=8080,
+        least=0,
+        group="Server",
+        help="Port to listen on; 0 is a free one.",
+        commands=_SERVE,
+        placeholder="N",
+    ),
+    Setting(
+        name="api_key",
+        flags=("--api-key",),
+        kind="text",
+        default=None,
+        default_text="none",
+        group="Server",
+        help="Key that clients must send as Bearer token, for every route but /health and the "
+        "page.",
+        commands=_SERVE,
+        placeholder="KEY",
+    ),
+    Setting(
+        name="alias",
+        flags=("-a", "--alias"),
+        kind="text",
+        default=None,
+        default_text="the target's file name",
+        group="Server",
+        help="Name of the model in replies.",
+        commands=_SERVE,
+        placeholder="NAME",
+    ),
+    Setting(
+        name="queue",
+        flags=("--queue",),
+        kind="int",
+        default=64,
+        least=0,
+        group="Server",
+        help="Requests that may wait; beyond them the reply is 503.",
+        commands=_SERVE,
+        placeholder="N",
+    ),
+    Setting(
+        name="body_limit",
+        flags=("--body-limit",),
+        kind="int",
+        default=8 << 20,
+        least=1024,
+        group="Server",
+        help="Bytes of a request's body at most.",
+        commands=_SERVE,
+        placeholder="N",
+    ),
+    Setting(
+        name="cors_origin",
+        flags=("--cors-origin",),
+        kind="list",
+        default=(),
+        default_text="none",
+        in_environment=False,
+        group="Server",
+        help="Web origin whose pages may call this server, as in https://chat.example; may be "
+        "given several times, * is any.",
+        commands=_SERVE,
+        placeholder="ORIGIN",
+    ),
+    Setting(
+        name="drain",
+        flags=("--drain",),
+        kind="int",
+        default=10,
+        least=0,
+        group="Server",
+        help="Seconds that running answers get to end when the server is told to stop.",
+        commands=_SERVE,
+        placeholder="SECONDS",
+    ),
+    Setting(
+        name="warmup",
+        flags=("--warmup",),
+        kind="switch",
+        default=False,
+        group="Server",
+        help="Answer a short prompt before the first request is taken.",
+        commands=_SERVE,
+    ),
+    Setting(
+        name="log_prompts",
+        flags=("--log-prompts",),
+        kind="switch",
+        default=False,
+        group="Server",
+        help="Write prompts into the log as well.",
+        commands=_SERVE,
+    ),
+)

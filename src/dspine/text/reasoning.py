@@ -1,0 +1,71 @@
+"""Splits a stream of text into thoughts and answer, at the marks that reasoning models write."""
+
+from __future__ import annotations
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ReasoningSplitter:
+    """Takes text as it comes and says which of it is thought; marks are in neither part.
+
+    `open_at_start`: the prompt already ended with the opening mark, as some templates do. Only a
+    mark at the very beginning of the answer opens thoughts: later ones are the answer's own text.
+    """
+
+    def __init__(self, *, open_at_start: bool = False) -> None:
+        self._state = "thinking" if open_at_start else "start"
+        self._held = ""
+        self._trim = open_at_start
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(thought, answer) that became certain with `text`."""
+        self._held += text
+        thought = ""
+        if self._state == "start":
+            begun = self._held.lstrip()
+            if begun != OPEN and OPEN.startswith(begun):  # blanks so far, or part of the mark
+                return "", ""
+            if begun.startswith(OPEN):
+                self._state, self._trim = "thinking", True
+                self._held = begun[len(OPEN) :]
+            else:
+                self._state = "answer"
+        if self._state == "thinking":
+            end = self._held.find(CLOSE)
+            if end < 0:
+                keep = _partial(self._held, CLOSE)
+                # Blanks at the end may belong to the mark that comes.
+                certain = self._held[: len(self._held) - keep].rstrip() if keep else self._held
+                certain = certain.rstrip()
+                thought, self._held = certain, self._held[len(certain) :]
+                return self._trimmed(thought), ""
+            thought = self._trimmed(self._held[:end].rstrip())
+            self._held = self._held[end + len(CLOSE) :]
+            self._state, self._trim = "answer", True
+        return thought, self._take()
+
+    def finish(self) -> tuple[str, str]:
+        """(thought, answer) of what was held back; the text ends here."""
+        held, self._held = self._held, ""
+        if self._state == "thinking":
+            return self._trimmed(held.rstrip()), ""
+        return "", self._trimmed(held)
+
+    def _take(self) -> str:
+        held, self._held = self._held, ""
+        return self._trimmed(held)
+
+    def _trimmed(self, text: str) -> str:
+        """Without the blanks that follow a mark."""
+        if self._trim:
+            text = text.lstrip()
+            self._trim = not text
+        return text
+
+
+def _partial(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that begins `mark`."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-length:]):
+            return length
+    return 0

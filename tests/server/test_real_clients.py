@@ -1,0 +1,198 @@
+"""`dspine serve` on the default pair, asked by the `openai` package."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+PROGRAM = [sys.executable, "-c", "from dspine.cli.main import main; main()", "serve"]
+QUICK = ("-t", "1", "-c", "1024", "--temp", "0", "--no-calibrate", "--spec-draft-n-max", "3")
+QUESTION = "Write a Python function that adds two numbers."
+
+
+class Server:
+    """A server process; its lines of the log so far are in `log`."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._log = folder / "server.log"
+        with self._log.open("w") as stream:
+            self.process = subprocess.Popen([*PROGRAM, *QUICK, *arguments], stderr=stream)
+        self.address = ""
+        limit = time.monotonic() + 90
+        while time.monotonic() < limit and self.process.poll() is None:
+            found = re.search(r"listening on (http://\S+)", self.log)
+            if found:
+                self.address = found.group(1)
+                if self._is_ready():
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not start: {self.log}")
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=5) as reply:
+                return bool(reply.status == 200)
+        except urllib.error.URLError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"), "--port", "0", "--api-key", "key")
+    yield made
+    made.process.send_signal(signal.SIGTERM)
+    assert made.process.wait(30) == 0, made.log
+    assert "Traceback" not in made.log and QUESTION not in made.log
+
+
+@pytest.fixture
+def client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.address}/v1", api_key="key", max_retries=0)
+
+
+def ask(text: str = QUESTION) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_streamed_and_whole_answers_agree(client: OpenAI) -> None:
+    model = client.models.list().data[0].id
+    whole = client.chat.completions.create(model=model, messages=ask(), max_tokens=40)
+    pieces = client.chat.completions.create(
+        model=model,
+        messages=ask(),
+        max_tokens=40,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(pieces)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content and len(text) > 40
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage is not None
+    assert whole.usage is not None and whole.usage.completion_tokens == 40
+    assert whole.choices[0].finish_reason == "length"
+    drafted = (whole.model_extra or {})["timings"]
+    assert drafted["draft_n"] > drafted["draft_n_accepted"] > 0
+
+
+def test_drafting_changes_no_text(client: OpenAI) -> None:
+    texts = [
+        client.chat.completions.create(
+            model="x", messages=ask(), max_tokens=48, extra_body={"speculative": {"n_max": n}}
+        )
+        .choices[0]
+        .message.content
+        for n in (0, 3)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_json_schema(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    reply = client.chat.completions.create(
+        model="x",
+        messages=ask("Give me a person as JSON."),
+        max_tokens=80,
+        response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": schema}},
+    )
+    assert set(json.loads(reply.choices[0].message.content or "")) == {"name", "age"}
+
+
+def test_tools(client: OpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    reply = client.chat.completions.create(
+        model="x",
+        messages=ask("How is the weather in Paris?"),
+        tools=[tool],
+        tool_choice="required",
+        max_tokens=80,
+    )
+    assert reply.choices[0].finish_reason == "tool_calls"
+    call = (reply.choices[0].message.tool_calls or [])[0]
+    assert call.type == "function" and call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+
+
+def test_log_probabilities(client: OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="x", messages=ask(), max_tokens=5, logprobs=True, top_logprobs=3
+    )
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    for entry in logprobs.content:
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
+
+
+def test_seeds_and_temperature(client: OpenAI) -> None:
+    texts = [
+        client.chat.completions.create(
+            model="x", messages=ask(), max_tokens=24, temperature=1.0, seed=seed
+        )
+        .choices[0]
+        .message.content
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_errors_are_openais(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="leaves no room"):
+        client.chat.completions.create(model="x", messages=ask("word " * 3000))
+
+
+def test_text_completions(client: OpenAI) -> None:
+    reply = client.completions.create(model="x", prompt="1, 2, 3, 4,", max_tokens=6)
+    assert reply.choices[0].text.startswith(" 5")
+
+
+def test_a_client_that_hangs_up_frees_the_slot(server: Server, client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="x", messages=ask("Tell me a very long story."), max_tokens=700, stream=True
+    )
+    next(iter(stream))
+    stream.close()
+    started = time.monotonic()
+    client.chat.completions.create(model="x", messages=ask("Hi."), max_tokens=1)
+    assert time.monotonic() - started < 5
+    assert server.process.poll() is None
+
+
+def test_a_port_that_is_taken_is_told(server: Server) -> None:
+    port = server.address.rsplit(":", 1)[1]
+    done = subprocess.run(
+        [*PROGRAM, *QUICK, "--port", port], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
