@@ -175,16 +175,10 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default="auto",
         choices=("auto", "drafter", "dspine", "ngram", "none"),
         group="Speed",
-<<<<<<< HEAD
         help="Where drafts come from: the drafter, of whatever kind (dspine means the same), "
         "repeated text in the context (ngram), or auto: ngram where a long match exists, else the "
         "drafter.",
-        commands=ANSWERING,
-=======
-        help="Where drafts come from: the drafter, repeated text in the context (ngram), or auto: "
-        "ngram where a long match exists, else the drafter.",
         commands=HOLDING_AN_ENGINE,
->>>>>>> 56e4162 (dspine serve: OpenAI's and llama-server's routes in front of one engine, streams by verify, tools, schemas, reasoning, metrics)
     ),
     Setting(
         name="spec_draft_n_max",
