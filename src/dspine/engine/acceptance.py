@@ -28,8 +28,11 @@ CHANGE = 0.015
 
 _STAY = 1.0 - CHANGE
 
-USUAL_EVERY, USUAL_PACE = 4, 0.06
-"""Every so many outcomes, what is seen moves what is usual by this share."""
+USUAL_EVERY = 4
+"""Outcomes between two looks at what the text seems to be."""
+
+USUAL_PACE, WHOLE_TEXT = 0.08, 12
+"""Share of a text in what is usual, and the looks that make a whole one."""
 
 OPEN = 0.15
 """Share of PRIOR in what is usual, whatever was seen: any text may come next."""
@@ -77,12 +80,18 @@ class Reliability:
         ]
         self._count = [MAP_WEIGHT] * len(self._map)
         self._usual = self._weights = list(PRIOR)
-        self._seen = 0
+        self._seen = self._looks = 0
+        self._sums = [0.0] * len(SHIFTS)
         self.known: list[float | None] = [None] * len(self._map)
         """Chances worked out since something was last learned."""
 
     def begin(self) -> None:
         """A new request: its text is unknown, what is usual for this engine is not."""
+        if self._looks:
+            seen = self._mixed(OPEN, [total / self._looks for total in self._sums], PRIOR)
+            share = USUAL_PACE * min(1.0, self._looks / WHOLE_TEXT)
+            self._usual = self._mixed(share, self._usual, seen)
+            self._looks, self._sums = 0, [0.0] * len(SHIFTS)
         self._weights = self._usual
         self._forget()
 
@@ -94,6 +103,21 @@ class Reliability:
             known = sum([w * f / (f + odds) for w, f in zip(self._weights, _FACTORS, strict=True)])
             self.known[slot] = known
         return known
+
+    def odds(self, slot: int) -> float:
+        """What a draft of that kind and score has against it, before the text shifts it."""
+        return exp(-self._map[slot])
+
+    def texts(self, least: float) -> list[tuple[float, float, float]]:
+        """(likelihood, usual likelihood, factor) of the texts that this may be.
+
+        In such a text a draft is right with the chance factor / (factor + odds(slot)). Texts
+        that are less likely than `least` now are taken as impossible now.
+        """
+        weights = [weight if weight >= least else 0.0 for weight in self._weights]
+        scale = 1.0 / sum(weights)
+        shares = [weight * scale for weight in weights]
+        return list(zip(shares, self._usual, _FACTORS, strict=True))
 
     def learn(self, slot: int, right: bool) -> None:
         """A draft of that kind and score turned out right or wrong."""
@@ -109,8 +133,8 @@ class Reliability:
         self._weights = [w * scale for w in weights]
         self._seen += 1
         if self._seen % USUAL_EVERY == 0:
-            pulled = self._mixed(OPEN, self._weights, PRIOR)
-            self._usual = self._mixed(USUAL_PACE, self._usual, pulled)
+            self._looks += 1
+            self._sums = [a + b for a, b in zip(self._sums, self._weights, strict=True)]
         count = self._count[slot]
         if count < MAP_WINDOW:
             self._count[slot] = count + 1.0

@@ -7,11 +7,12 @@ elsewhere. Pure: no clock, no library; what it knows it is told.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log, sqrt
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
+from dspine.engine.asking import LEAST_REACH, Prices, Prospects
 from dspine.engine.costs import StepCosts
 from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
 from dspine.engine.waiting import owed_ms
@@ -25,33 +26,27 @@ NETWORK_PRIORS = (ScorePrior(-0.3, 0.8), ScorePrior(0.5, 0.8), ScorePrior(-1.0, 
 
 LOOKUP_PRIORS = (ScorePrior(), ScorePrior(0.8), ScorePrior(-1.0))
 
-REMEMBERED = 6
-"""Chains from which the next one is guessed, for each situation."""
+SPREAD = (-1.5, 0.0, 1.5)
+"""Logits by which typical chains differ from the mean one: most are good or bad."""
 
 SITUATIONS = 4
 WEAK, STRONG = 0.45, 0.75
 """No free draft, a weak one, a fair one, a strong one: what the drafter adds depends on it."""
 
-LEAST_REACH = 0.03
-"""Slots that are right less often than that are not looked at."""
-
 PACE = 1.0 / 48.0
 """Share of a step in the rate of tokens that counts as usual."""
 
-CREDIT = 4.0
+CREDIT = 5.0
 """Plain tokens' time that drafting may have lost against plain decoding at any moment."""
 
-REFUND = 0.01
+REFUND = 0.005
 """Share of each token's time by which that loss may grow."""
 
-PROBE_SHARE = 0.005
-"""Share of the tokens that asking a drafter which seems not to pay may cost."""
+CHANGES = 0.005
+"""Chance at each step that a text where the drafter does not pay has become one where it does."""
 
-PROBE_FIRST, PROBE_LAST = 8, 128
-"""Steps after which it is first asked again; then the interval doubles, up to the last."""
-
-CAUTION = 1.0 / 8.0
-"""Share of a new disappointment in what is expected of the next draft."""
+PROBE_FIRST, PROBE_LAST = 16, 128
+"""Least and most steps between two questions of that kind."""
 
 
 @dataclass(slots=True)
@@ -104,20 +99,16 @@ class AdaptiveWidth:
         self._network = Reliability(NETWORK_PRIORS)
         self._lookups = {name: Reliability(LOOKUP_PRIORS) for name in ("ngram", "table")}
         self._bins: dict[tuple[float, ...], list[int]] = {}
-        self._typical = [score_bin(chance) for chance in curve[: block_size - 1]]
-        self._recent: list[deque[list[int]]] = [deque(maxlen=REMEMBERED) for _ in range(SITUATIONS)]
-        self._bias = [0.0] * SITUATIONS
-        self._since, self._interval = 0, PROBE_FIRST
-        self._usual_loss = 0.0
+        typical = _typical_chains(curve[: block_size - 1] or (0.5,))
+        self._prospects = Prospects(self._network, typical, SITUATIONS)
+        self._since = 0
         self._speed = 1.0
-        self._credit = CREDIT
         self._nothing = [0.0] * (max(most_drafts, block_size) + 1)
         self._start()
 
     def _start(self) -> None:
         self._tokens, self._time = 16.0 * self._speed, 16.0
-        self._credit = max(self._credit, 0.5 * CREDIT)
-        self._interval = max(PROBE_FIRST, self._interval // 2)
+        self._credit = CREDIT
         self._open: _Chain | None = None
         self._free: list[_Chain] = []
         self._offers: list[_Chain] = []
@@ -131,7 +122,8 @@ class AdaptiveWidth:
         self._drafts: list[float] = []
         self._width = self._situation = 0
         self._probing = self._warm = False
-        self._rate = self._hoped = self._without = 0.0
+        self._rate = 0.0
+        self._prospects.forget()
 
     def begin(self) -> None:
         self._speed = max(1.0, self._tokens / self._time)
@@ -173,13 +165,18 @@ class AdaptiveWidth:
             best = max(best, self._worth[-1][1])
             first = max(first, chain.source.chance(chain.slots[0]))
         situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
-        width, gain = self._expected_gain(situation, best, min(self._block - 1, request.limit))
-        self._situation, self._without, self._hoped = situation, best, gain
+        judgement = self._prospects.judge(
+            situation, best, min(self._block - 1, request.limit), self._prices
+        )
+        width, gain = judgement.width, judgement.value
+        self._situation = situation
         least = drafts[width] + rows[1] - rows[0] + self._save + self._owed[1]
         if width < 2 or least > self._credit * plain:
             return 0
-        if gain <= 0.0 and not self._probe(gain):
-            return 0
+        if gain <= 0.0:
+            loss = self._rate * (drafts[width] - self._costs.drafts(2)[width]) - judgement.now
+            if not self._probe(loss, judgement.usually):
+                return 0
         self._width = width
         return width - 1
 
@@ -187,7 +184,7 @@ class AdaptiveWidth:
         offers = self._offers
         if drafted.tokens:
             self._drafted = self._watch(drafted)
-            self._recent[self._situation].append(self._drafted.slots)
+            self._prospects.add(self._situation, self._drafted.slots)
             offers = [*offers, self._drafted]
         value, chosen = 1.0 - self._rate * self._rows[0], NOTHING
         if drafted.drawn:
@@ -200,11 +197,7 @@ class AdaptiveWidth:
             if worth > value:
                 value, chosen = worth, chain.proposal.first(count)
         if drafted.tokens:
-            found = max(value, self._without) - self._without
-            found -= self._rate * self._drafts[self._width]
-            self._bias[self._situation] += CAUTION * (found - self._hoped)
-            if found > 0.0:
-                self._since, self._interval = 0, PROBE_FIRST
+            self._since = 0
         return chosen
 
     def observe(self, outcome: Outcome) -> None:
@@ -261,56 +254,28 @@ class AdaptiveWidth:
                 best, value = count, worth
         return best, value
 
-    def _expected_gain(self, situation: int, best: float, most: int) -> tuple[int, float]:
-        """(width, value beyond `best`) of asking the drafter now, judged by its last chains."""
-        recent = self._samples(situation)
-        rate = self._rate
-        prices = [rate * (ms + self._save) for ms in self._rows[: most + 1]]
-        owed = self._owed
-        if owed is not self._nothing:
-            owed = [rate * ms for ms in owed]
-        known, chance = self._network.known, self._network.chance
-        sums = [0.0] * most
-        for sample in recent:
-            reached, tokens, value, p, lost = 1.0, 1.0, best, 0.5, 0.0
-            for count in range(1, most + 1):
-                if count <= len(sample):
-                    slot = sample[count - 1]
-                    p = known[slot] or chance(slot)
-                # Beyond what was drafted, slots are taken to be like the last one.
-                lost += reached * (1.0 - p) * owed[count]
-                reached *= p
-                if reached < LEAST_REACH:
-                    for rest in range(count - 1, most):
-                        sums[rest] += value
-                    break
-                tokens += reached
-                worth = tokens - prices[count] - lost
-                if worth > value:
-                    value = worth
-                sums[count - 1] += value
-        width, gain = 0, -1e9
-        for count, total in enumerate(sums, 1):
-            worth = total / len(recent) - best - rate * self._drafts[count + 1]
-            if worth > gain:
-                width, gain = count + 1, worth
-        return width, gain + self._bias[situation]
+    @property
+    def _prices(self) -> Prices:
+        """As long as it goes on: a draft right after plain steps costs more, once."""
+        rate, save, owed = self._rate, self._save, self._owed
+        return Prices(
+            [rate * (ms + save) for ms in self._rows[: self._block]],
+            [rate * ms for ms in self._costs.drafts(2)],
+            [rate * ms for ms in owed] if owed is not self._nothing else owed,
+        )
 
-    def _samples(self, situation: int) -> Sequence[list[int]]:
-        for distance in range(SITUATIONS):
-            for near in (situation - distance, situation + distance):
-                if 0 <= near < SITUATIONS and self._recent[near]:
-                    return self._recent[near]
-        return [self._typical]
+    def _probe(self, loss: float, gain: float) -> bool:
+        """Whether to ask although that is expected to lose `loss` tokens: texts change.
 
-    def _probe(self, gain: float) -> bool:
-        """Whether to ask although that is expected to lose `-gain` tokens: texts change."""
+        `gain` is what each step would gain where the text has changed. Asking every n steps
+        loses loss / n a step, and what is noticed n / 2 steps late CHANGES * gain * n / 2; the
+        sum is least at this n.
+        """
         self._since += 1
-        usual = self._usual_loss
-        self._usual_loss += PACE * (gain - usual)
-        wait = min(self._interval, max(-gain / PROBE_SHARE, 1.0))
-        # All situations tell the same about the text: one that costs less is waited for.
-        if self._since < wait or (gain < usual and self._since < 2.0 * wait):
+        if self._since < PROBE_FIRST or gain <= 0.0:
+            return False
+        wait = sqrt(2.0 * loss / (CHANGES * gain))
+        if self._since < min(wait, PROBE_LAST):
             return False
         self._network.relax(self._since)
         self._since = 0
@@ -318,12 +283,10 @@ class AdaptiveWidth:
         return True
 
     def _probed(self, drafted: _Chain, confirmed: Sequence[int]) -> None:
-        """Drafts that nobody else had are followed up at once, else the interval grows."""
+        """Drafts that nobody else had are followed up at once."""
         right = _right(drafted.proposal, confirmed)
         if right > max((_right(chain.proposal, confirmed) for chain in self._free), default=0):
-            self._since = 2 * self._interval
-        else:
-            self._interval = min(2 * self._interval, PROBE_LAST)
+            self._since = PROBE_LAST
 
     def _looked_up(self, proposal: Proposal) -> _Chain:
         slots = self._bins.get(proposal.scores)
@@ -363,3 +326,15 @@ def _right(proposal: Proposal, confirmed: Sequence[int]) -> int:
             break
         count += 1
     return count
+
+
+def _typical_chains(curve: Sequence[float]) -> list[list[int]]:
+    """Chains whose chances are those of a stored acceptance curve, good and bad ones."""
+    prior = NETWORK_PRIORS[ALONE]
+
+    def slot(chance: float, shift: float) -> int:
+        chance = min(max(chance, 0.01), 0.99)
+        logit = (log(chance / (1.0 - chance)) + shift - prior.offset) / prior.slope
+        return score_bin(1.0 / (1.0 + exp(-logit)))
+
+    return [[slot(chance, shift) for chance in curve] for shift in SPREAD]
