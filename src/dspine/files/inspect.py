@@ -11,12 +11,14 @@ import numpy as np
 
 from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError
+from dspine.files import foreign, verdict
 from dspine.files.checkpoint import CONFIG_FILE, read_checkpoint
 from dspine.files.checkpoint_config import ARCHITECTURE_NAME
 from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
+from dspine.files.groups import by_group
 from dspine.files.pairing import describe_target, metadata_text
-from dspine.files.safetensors_file import read_safetensors
+from dspine.files.safetensors_file import SafeTensor, read_safetensors
 from dspine.files.schema import ARCHITECTURE, DFLASH_ARCHITECTURE, DrafterConfig, TrainingRecord
 
 Facts = dict[str, object]
@@ -42,12 +44,16 @@ _GEOMETRY_KEYS = (
     "expert_used_count",
 )
 
+_RECURRENT = ("ssm", "wkv", "shortconv", "kda", "token_shift")
+"""Beginnings of keys that only recurrent layers have."""
+
 
 def inspect_path(path: Path) -> Facts:
     """Facts about a file or checkpoint folder, ready for JSON or a table.
 
     Always present: path, format, kind (a short name), role ("drafter", "target" or "other"),
-    note (one sentence), tensors. Depending on the kind: geometry, pair, training, tokenizer.
+    note (one sentence), tensors. Depending on the kind: geometry, pair, training, tokenizer,
+    dspine (what dspine does with it) and foreign (names that could be mapped to ours).
     Raises FileError when it is none of these formats, or damaged.
     """
     if path.is_dir():
@@ -64,21 +70,44 @@ def _drafter_facts(path: Path, header: GgufHeader) -> Facts:
     try:
         drafter = read_drafter(path)
     except FileError as error:
-        # Relatives of DFlash that dspine does not run are described all the same.
-        if header.architecture == ARCHITECTURE:
-            raise
-        return {**(_foreign_facts(path, header) or {}), "note": f"{error}."}
+        return _refused_drafter(path, header, error)
     pair, kind = drafter.pair, f"{drafter.config.kind} drafter"
     note = f"Drafts for {pair.name}." if pair else "It does not say which target it is for."
+    tensors = _gguf_tensors([header])
     return {
         **_base(path, "gguf", kind, "drafter", note),
         "name": metadata_text(header, "general.name"),
         "architecture": header.architecture,
+        "dspine": verdict.of_drafter(
+            path, drafter.config, pair, drafter.record, _types(tensors), folder=False
+        ),
         "geometry": _geometry(drafter.config),
         "pair": asdict(pair) if pair else None,
         "training": _training(drafter.record),
-        "tensors": _gguf_tensors([header]),
+        "tensors": tensors,
     }
+
+
+def _refused_drafter(path: Path, header: GgufHeader, error: FileError) -> Facts:
+    """A drafter that dspine cannot run: relatives, damaged files and foreign layouts."""
+    facts = _foreign_facts(path, header) if header.architecture != ARCHITECTURE else None
+    if facts is None:
+        facts = {
+            **_base(path, "gguf", "DSpine drafter", "other", ""),
+            "name": metadata_text(header, "general.name"),
+            "architecture": header.architecture,
+            "geometry": _known_keys(header),
+            "tensors": _gguf_tensors([header]),
+        }
+    facts = {**facts, "note": f"{error}.", "dspine": verdict.refused(error)}
+    if header.architecture == ARCHITECTURE or foreign.is_like_dspine(header.tensors):
+        facts["foreign"] = _foreign_names(header)
+    return facts
+
+
+def _foreign_names(header: GgufHeader) -> Facts:
+    shapes = {name: info.shape for name, info in header.tensors.items()}
+    return {"tensors": foreign.tensor_table(shapes), "keys": foreign.key_table(header)}
 
 
 def _folder_facts(path: Path) -> Facts:
@@ -94,13 +123,12 @@ def _folder_facts(path: Path) -> Facts:
         return {
             **_base(path, "safetensors", kind or "model folder", "other", note),
             "architecture": ", ".join(names),
-            "tensors": _summary(
-                (tensor.dtype, tensor.data.size, tensor.data.nbytes)
-                for file in sorted(path.glob("*.safetensors"))
-                for tensor in read_safetensors(file).tensors.values()
-            ),
+            "tensors": _safetensors_summary(_stored(path)),
         }
-    checkpoint = read_checkpoint(path)
+    try:
+        checkpoint = read_checkpoint(path)
+    except FileError as error:
+        return _refused_folder(path, names, error)
     dtypes = {"uint16": "BF16", "float16": "F16", "float32": "F32"}
     pair = checkpoint.pair
     note = (
@@ -108,17 +136,45 @@ def _folder_facts(path: Path) -> Facts:
         if pair
         else "It does not say which target it is for; name the target to convert it to GGUF."
     )
+    tensors = _summary(
+        (name, dtypes[array.dtype.name], array.size, array.nbytes)
+        for name, array in checkpoint.tensors.items()
+    )
     return {
-        **_base(path, "safetensors", "DSpine checkpoint", "drafter", note),
-        "architecture": ARCHITECTURE_NAME,
+        **_base(path, "safetensors", f"{checkpoint.config.kind} checkpoint", "drafter", note),
+        "architecture": ", ".join(names),
+        "dspine": verdict.of_drafter(
+            path, checkpoint.config, pair, checkpoint.record, _types(tensors), folder=True
+        ),
         "geometry": _geometry(checkpoint.config),
         "pair": asdict(pair) if pair else None,
         "training": _training(checkpoint.record),
-        "tensors": _summary(
-            (dtypes[array.dtype.name], array.size, array.nbytes)
-            for array in checkpoint.tensors.values()
-        ),
+        "tensors": tensors,
     }
+
+
+def _refused_folder(path: Path, names: list[str], error: FileError) -> Facts:
+    """A folder that says it is a drafter and cannot be read as one."""
+    tensors = _stored(path)
+    return {
+        **_base(path, "safetensors", "drafter folder", "other", f"{error}."),
+        "architecture": ", ".join(names),
+        "tensors": _safetensors_summary(tensors),
+        "dspine": verdict.refused(error),
+        "foreign": {"tensors": foreign.tensor_table(_shapes(tensors))},
+    }
+
+
+def _stored(path: Path) -> dict[str, SafeTensor]:
+    """All tensors of a folder's safetensors files."""
+    found: dict[str, SafeTensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        found |= read_safetensors(file).tensors
+    return found
+
+
+def _safetensors_summary(tensors: Mapping[str, SafeTensor]) -> Facts:
+    return _summary((n, t.dtype, t.data.size, t.data.nbytes) for n, t in tensors.items())
 
 
 def _safetensors_facts(path: Path) -> Facts:
@@ -127,8 +183,17 @@ def _safetensors_facts(path: Path) -> Facts:
     return {
         **_base(path, "safetensors", "safetensors file", "other", note),
         "metadata": dict(file.metadata),
-        "tensors": _summary((t.dtype, t.data.size, t.data.nbytes) for t in file.tensors.values()),
+        "tensors": _safetensors_summary(file.tensors),
+        **(
+            {"foreign": {"tensors": foreign.tensor_table(_shapes(file.tensors))}}
+            if foreign.is_like_dspine(file.tensors)
+            else {}
+        ),
     }
+
+
+def _shapes(tensors: Mapping[str, SafeTensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _foreign_facts(path: Path, header: GgufHeader) -> Facts | None:
@@ -151,8 +216,16 @@ def _foreign_facts(path: Path, header: GgufHeader) -> Facts | None:
         note = f"Next-token (MTP) layers of a {architecture} model, without the model itself."
     elif not architecture:
         kind, note = "GGUF without architecture", "It does not say what it is."
-    if not kind:
-        return None
+    if not kind and foreign.is_like_dspine(header.tensors):
+        kind = "drafter of a foreign layout"
+        note = "Its tensors are named like those of a DSpine drafter, in another program's layout."
+        facts = _other_facts(path, header, kind, note)
+        return {**facts, "dspine": verdict.refused(note), "foreign": _foreign_names(header)}
+    return _other_facts(path, header, kind, note) if kind else None
+
+
+def _other_facts(path: Path, header: GgufHeader, kind: str, note: str) -> Facts:
+    architecture = header.architecture
     return {
         **_base(path, "gguf", kind, "other", note),
         "name": metadata_text(header, "general.name"),
@@ -166,7 +239,11 @@ def _target_facts(path: Path, header: GgufHeader) -> Facts:
     pair = describe_target(path)
     parts = [header, *(read_header(part) for part in split_files(path)[1:])]
     mtp = _mtp_layers(header)
-    hybrid = any(key.startswith(f"{header.architecture}.ssm.") for key in header.metadata)
+    hybrid = any(
+        key.startswith(f"{header.architecture}.{part}.")
+        for key in header.metadata
+        for part in _RECURRENT
+    )
     note = "Language model, usable as a target."
     if mtp:
         note += f" Its {mtp} built-in next-token (MTP) layers are not used."
@@ -207,25 +284,32 @@ def _training(record: TrainingRecord) -> Facts:
 
 def _gguf_tensors(headers: Iterable[GgufHeader]) -> Facts:
     return _summary(
-        (info.type.name.upper(), info.n_elements, info.n_bytes)
+        (name, info.type.name.upper(), info.n_elements, info.n_bytes)
         for header in headers
-        for info in header.tensors.values()
+        for name, info in header.tensors.items()
     )
 
 
-def _summary(entries: Iterable[tuple[str, int, int]]) -> Facts:
-    """Count, parameters and bytes of (type, values, bytes) entries: in total and by type."""
+def _summary(entries: Iterable[tuple[str, str, int, int]]) -> Facts:
+    """Count, parameters and bytes of (name, type, values, bytes) entries: in total, by type and
+    by part of the model."""
+    listed = [(name, kind, int(values), int(n_bytes)) for name, kind, values, n_bytes in entries]
     by_type: dict[str, dict[str, int]] = {}
-    for name, values, n_bytes in entries:
-        row = by_type.setdefault(name, {"count": 0, "parameters": 0, "bytes": 0})
+    for _, kind, values, n_bytes in listed:
+        row = by_type.setdefault(kind, {"count": 0, "parameters": 0, "bytes": 0})
         row["count"] += 1
-        row["parameters"] += int(values)
-        row["bytes"] += int(n_bytes)
+        row["parameters"] += values
+        row["bytes"] += n_bytes
     total = {
         key: sum(row[key] for row in by_type.values()) for key in ("count", "parameters", "bytes")
     }
     largest_first = sorted(by_type.items(), key=lambda item: -item[1]["bytes"])
-    return {**total, "by_type": dict(largest_first)}
+    return {**total, "by_type": dict(largest_first), "by_part": by_group(listed)}
+
+
+def _types(tensors: Facts) -> Iterable[str]:
+    by_type = tensors["by_type"]
+    return by_type if isinstance(by_type, dict) else ()
 
 
 def _tokenizer(header: GgufHeader) -> Facts:
