@@ -14,7 +14,14 @@ from dspine.files.drafter_file import read_drafter, write_drafter
 from dspine.files.gguf_file import read_header
 from dspine.files.quantise import MIXES, fitting_type, is_important, quantise_drafter, wanted_type
 from dspine.files.schema import tensor_specs
-from tests.support.drafter_files import PAIR, RECORD, SMALL, weights, with_reduced_head
+from tests.support.drafter_files import (
+    PAIR,
+    RECORD,
+    SMALL,
+    SMALL_DFLASH2,
+    weights,
+    with_reduced_head,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,12 @@ def test_small_and_sensitive_tensors_keep_more_bits() -> None:
     assert (found["blk.1.attn_v.weight"], found["blk.2.attn_v.weight"]) == ("q4_k", "q6_k")
     assert (found["blk.3.ffn_down.weight"], found["blk.4.ffn_down.weight"]) == ("q4_k", "q6_k")
     assert {found[f"blk.2.{n}.weight"] for n in ("attn_q", "attn_output", "ffn_up")} == {"q4_k"}
+    sparse = replace(SMALL_DFLASH2, num_layers=5, windows=(None,) * 5, causal=(False,) * 5)
+    second = {s.gguf_name: wanted_type(s, MIXES["q4_k_m"], 5) for s in tensor_specs(sparse)}
+    precise = {"selector_predecessor.weight", "selector_successor.weight", "selector_hidden.weight"}
+    precise |= {f"blk.{i}.{part}_conv_proj.weight" for i in range(5) for part in ("attn", "ffn")}
+    assert {name for name, kind in second.items() if kind == "q8_0"} == precise
+    assert {second[f"blk.{i}.attn_conv_base"] for i in range(5)} == {"f32"}
     plain = {s.gguf_name: wanted_type(s, MIXES["f16"], 5) for s in tensor_specs(config)}
     assert set(plain.values()) == {"f16", "f32"}
 

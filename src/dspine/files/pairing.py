@@ -102,7 +102,8 @@ def check_pair(pair: Pair, target: Pair) -> list[str]:
     elif pair.fingerprint != target.fingerprint:
         warnings.append(
             f"{target.name} is another version or a fine-tune of {pair.name}, which this drafter "
-            f"was trained for: expect fewer accepted drafts, or adapt the drafter"
+            f"was trained for: expect fewer accepted drafts (`dspine run --compare` shows what is "
+            f"left), or adapt it with `dspine train features` and `train fit --init-from`"
         )
     return warnings
 

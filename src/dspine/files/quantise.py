@@ -44,7 +44,7 @@ class Mix:
     important: str
     """Values and down projections of some layers, and the projection of the taps."""
     small: str
-    """Injection and transfer codes."""
+    """Injection and transfer codes, convolutions and selector: small, or read a row at a time."""
 
 
 MIXES: Mapping[str, Mix] = {
@@ -138,7 +138,7 @@ def wanted_type(spec: TensorSpec, mix: Mix, num_layers: int) -> str:
     name = spec.gguf_name
     if not spec.is_matrix:
         return "f32"
-    if name == "transfer_codes.weight" or "inj_" in name:
+    if name.startswith(("transfer_codes", "selector_")) or "inj_" in name or "_conv_" in name:
         return mix.small
     if name == "fc.weight":
         return mix.important
