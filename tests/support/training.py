@@ -11,7 +11,8 @@ import torch
 
 from dspine.files.pairing import describe_target
 from dspine.files.schema import DSpineConfig, tensor_specs
-from dspine.train.module import BlockOutput, DSpineModule, SequenceView, block_embedding
+from dspine.train.backbone import SequenceView, block_embedding
+from dspine.train.module import DSpineModule, DSpineOutput
 from dspine.train.shards import ShardWriter, to_bf16
 from tests.support.tiny_drafter import TinyPair
 
@@ -32,7 +33,7 @@ def run_blocks(
     sequences: list[tuple[torch.Tensor, list[tuple[int, int]]]],
     width: int | None = None,
     **extra: Any,
-) -> BlockOutput:
+) -> DSpineOutput:
     """One pass. Each sequence: features (n, T * H) from position 0, and (anchor, position)s."""
     views, rows, blocks = [], 0, 0
     for context, pairs in sequences:
@@ -43,7 +44,7 @@ def run_blocks(
     anchors = torch.tensor([token for _, pairs in sequences for token, _ in pairs])
     places = torch.tensor([place for _, pairs in sequences for _, place in pairs])
     c = module.config
-    output: BlockOutput = module(
+    output: DSpineOutput = module(
         block_embedding(embedding, anchors, c.mask_token_id, width or c.block_size),
         module.code(anchors),
         places,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dspine.errors import TrainingError
+from dspine.train.chain import draft_chain, top_candidates
 from dspine.train.evaluate import AcceptanceReport, evaluate_shards, simulate
-from dspine.train.module import draft_chain, top_candidates
 from dspine.train.objective import DraftHead
 from dspine.train.shards import Shard, ShardWriter, list_shards
 from tests.support.tiny_drafter import TinyPair, tiny_config
@@ -27,11 +27,13 @@ def test_simulated_decoding_by_hand(accepted: list[int], steps: int) -> None:
 
 def test_report_by_hand() -> None:
     report = AcceptanceReport(
-        tokens=30, steps=12, unary_steps=15, slot_tried=(20, 10, 0), slot_accepted=(10, 4, 0),
+        tokens=30, steps=12, unary_steps=15, expected_steps=10,
+        slot_tried=(20, 10, 0), slot_accepted=(10, 4, 0),
         covered=(18, 9, 1), labels=(20, 18, 2),
     )  # fmt: skip
     assert report.acceptance_length == 2.5
     assert report.unary_acceptance_length == 2.0
+    assert report.expected_acceptance_length == 3.0
     assert report.acceptance_curve == (0.5, 0.4, 0.0)
     assert report.coverage == (0.9, 0.5, 0.5)
 

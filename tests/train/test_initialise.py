@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from dspine.errors import TrainingError, UsageError
 from dspine.train.initialise import feature_sample, initialise, unpermute
+from dspine.train.module import DSpineModule
 from dspine.train.shards import Shard, ShardWriter, list_shards
 from dspine.train.target import Target
 from dspine.train.vocabulary import count_answers, count_shards, most_frequent
@@ -79,7 +80,7 @@ def test_context_keys_and_values_are_those_of_the_copied_layer(
 def test_codes_are_ready_and_readouts_start_as_eigenvectors(target: Target, shard: Shard) -> None:
     config = target.drafter_config(num_layers=2, taps=(0, 2), transfer_rank=16, message_size=16)
     module = initialise(config, target, [shard], seed=1, copy_layers=False)
-    assert bool(module.transfer_ready)
+    assert isinstance(module, DSpineModule) and bool(module.transfer_ready)
     first, second = (module.injection.readout(i).weight for i in range(2))
     assert torch.equal(first, second)
     torch.testing.assert_close(first @ first.T, torch.eye(16), atol=1e-5, rtol=0)

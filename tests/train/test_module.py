@@ -10,16 +10,9 @@ import torch
 
 from dspine.errors import TrainingError
 from dspine.files.schema import tensor_specs
-from dspine.train.module import (
-    DSpineModule,
-    Injection,
-    block_bias,
-    context_bias,
-    draft_chain,
-    rotary_tables,
-    top_candidates,
-    walk_chain,
-)
+from dspine.train.backbone import block_bias, context_bias, rotary_tables
+from dspine.train.chain import draft_chain, top_candidates, walk_chain
+from dspine.train.module import DSpineModule, Injection
 from tests.support.tiny_drafter import TinyPair, tiny_config
 from tests.support.training import run_blocks, small_config, torch_module
 

@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dspine.train.backbone import SequenceView
 from dspine.train.batches import StepBatch
-from dspine.train.module import DSpineModule, SequenceView
+from dspine.train.kinds import TeacherForcing, train_losses
+from dspine.train.losses import dspine_losses
+from dspine.train.module import DSpineModule
 from dspine.train.objective import (
     DraftHead,
     StepWeights,
@@ -18,9 +21,7 @@ from dspine.train.objective import (
     grouped_topk,
     refinement_loss,
     slot_weights,
-    step_losses,
 )
-from dspine.train.trainer import train_losses
 from tests.support.tiny_drafter import TinyPair, tiny_config
 from tests.support.training import run_blocks, torch_module
 
@@ -164,8 +165,7 @@ def losses_of(
         head or DraftHead.build(matrix, None),
         batch,
         weights,
-        replacement=replacement,
-        replacement_layers=2,
+        TeacherForcing(replacement, 2),
     )
     return float(losses.total.detach())
 
@@ -198,7 +198,7 @@ def test_alignment_is_weighted_by_the_detached_cross_entropy(pair: TinyPair) -> 
     base = StepWeights(ce_share=0.4, beta=0.0, gamma=4.0)
     without = losses_of(pair, batch, base, module)
     with_beta = train_losses(
-        module, embedding, head, batch, replace(base, beta=0.5), replacement=0, replacement_layers=2
+        module, embedding, head, batch, replace(base, beta=0.5), TeacherForcing()
     )
     expected = without + 0.5 * with_beta.ce * with_beta.alignment
     assert float(with_beta.total.detach()) == pytest.approx(expected, rel=1e-5)
@@ -209,9 +209,8 @@ def test_alignment_is_weighted_by_the_detached_cross_entropy(pair: TinyPair) -> 
     for beta in (0.0, 1.0, 2.0):
         module.zero_grad()
         losses = train_losses(
-            module, embedding, head, batch, replace(base, beta=beta),
-            replacement=0, replacement_layers=2,
-        )  # fmt: skip
+            module, embedding, head, batch, replace(base, beta=beta), TeacherForcing()
+        )
         torch.autograd.backward(losses.total)
         assert readout.grad is not None
         gradients.append(readout.grad.clone())
@@ -254,8 +253,7 @@ def test_a_label_outside_the_draft_vocabulary_only_drops_its_cross_entropy(pair:
                 teacher_probs=batch.teacher_probs[:1],
             ),
             weights,
-            replacement=0,
-            replacement_layers=0,
+            TeacherForcing(),
         )
     assert losses.ce == 0 and losses.l1 > 0
     assert (losses.accuracy, losses.coverage, losses.chain_accuracy) == (0, 0, 0)
@@ -277,6 +275,6 @@ def test_replacement_gives_true_predecessors_to_whole_blocks(pair: TinyPair) -> 
         replaced=torch.ones(len(anchors), dtype=torch.bool),
         replacement_layers=2,
     )
-    forced = float(step_losses(module, output, batch, head, weights).total.detach())
+    forced = float(dspine_losses(module, output, batch, head, weights).total.detach())
     assert losses_of(pair, batch, weights, module, replacement=1.0) == pytest.approx(forced)
     assert losses_of(pair, batch, weights, module) != pytest.approx(forced, rel=1e-3)

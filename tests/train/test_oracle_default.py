@@ -24,7 +24,8 @@ from dspine.files.schema import DSpineConfig
 from dspine.llama.context import Context
 from dspine.llama.model import Model, load_safely
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
-from dspine.train.module import DSpineModule, draft_chain, top_candidates
+from dspine.train.chain import draft_chain, top_candidates
+from dspine.train.module import DSpineModule
 from dspine.train.objective import DraftHead
 from dspine.train.target import Target
 from tests.support.default_pair import TASKS, fitting_threads, held_out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import itertools
-import json
 import os
 import signal
 import threading
@@ -21,62 +20,16 @@ from dspine.files import run_folder
 from dspine.files.checkpoint import read_checkpoint, write_checkpoint
 from dspine.files.schema import tensor_specs
 from dspine.train import checkpoints, trainer
-from dspine.train.options import FitOptions, Geometry
-from dspine.train.schedules import LossSchedule
+from dspine.train.options import Geometry
 from dspine.train.trainer import fit
-from tests.support.tiny_models import tiny_llama
+from tests.support.fits import TAPS, losses, options, tiny_data, weights
 from tests.support.training import pattern_shards
-
-TAPS = (0, 2)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target and shards of a repeated pattern; `train` and `held` differ in phase."""
-    folder = tmp_path_factory.mktemp("data")
-    target = tiny_llama(folder / "target.gguf", hidden_size=32, num_heads=2, num_kv_heads=1)
-    pattern_shards(folder / "train", target, taps=TAPS, sequences=24, seed=1)
-    pattern_shards(folder / "held", target, taps=TAPS, sequences=6, seed=2)
-    return folder
-
-
-def options(data: Path, output: Path, **changes: Any) -> FitOptions:
-    base = FitOptions(
-        target=data / "target.gguf",
-        shards=(data / "train",),
-        output=output,
-        steps=8,
-        geometry=Geometry(
-            num_layers=2,
-            block_size=5,
-            transfer_rank=16,
-            message_size=16,
-            top_k=4,
-            window=32,
-            intermediate_size=64,
-            mask_token_id=3,
-        ),
-        draft_vocab_size=160,
-        copy_layers=False,
-        anchors_per_step=32,
-        anchors_per_sequence=8,
-        threads=1,
-        schedule=LossSchedule(alignment_warmup_steps=10),
-        checkpoint_minutes=1000,
-        evaluate_minutes=1000,
-        log_steps=1,
-    )
-    return dataclasses.replace(base, **changes)
-
-
-def losses(folder: Path) -> dict[int, float]:
-    lines = (folder / "log.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    return {e["step"]: e["loss"] for e in entries if "loss" in e}
-
-
-def weights(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
-    return {k: np.asarray(v) for k, v in read_checkpoint(checkpoint).tensors.items()}
+    return tiny_data(tmp_path_factory.mktemp("data"))
 
 
 def test_acceptance_rises_on_a_pattern(data: Path, tmp_path: Path) -> None:

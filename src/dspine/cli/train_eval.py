@@ -39,8 +39,10 @@ def command(options: Options, checkpoint: Path) -> None:
 
 
 def lines(evaluation: Evaluation) -> Iterator[str]:
-    """A row for each source and one for all, with the chance of each slot."""
-    yield f"{'source':<24}{'tokens':>8}{'length':>8}  accepted, by slot"
+    """A row for each source and one for all: the acceptance length of the drafter, that of single
+    candidates and that of expected chains, and the chance of each slot."""
+    names = "".join(f"{name:>9}" for name in ("tokens", "length", "single", "expected"))
+    yield f"{'source':<24}{names}  accepted, by slot"
     for name, report in sorted(evaluation.by_source.items()):
         yield row(name, report)
     yield row("all", evaluation.overall)
@@ -48,4 +50,10 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
 
 def row(name: str, report: AcceptanceReport) -> str:
     curve = " ".join(f"{chance:.2f}" for chance in report.acceptance_curve)
-    return f"{name:<24}{report.tokens:>8}{report.acceptance_length:>8.3f}  {curve}"
+    lengths = (
+        report.acceptance_length,
+        report.unary_acceptance_length,
+        report.expected_acceptance_length,
+    )
+    numbers = "".join(f"{length:>9.3f}" for length in lengths)
+    return f"{name:<24}{report.tokens:>9}{numbers}  {curve}"

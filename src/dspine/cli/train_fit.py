@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -36,7 +37,12 @@ def command(options: Options) -> int:
 
 def fit_options(options: Options) -> FitOptions:
     from dspine.train.options import FitOptions, Geometry
+    from dspine.train.schedules import LossSchedule
 
+    kind = options.choice("kind")
+    schedule = replace(LossSchedule.of(kind), alignment_weight=options.real("alignment_weight"))
+    if options.values["ce_share"] is not None:
+        schedule = replace(schedule, ce_weight=options.real("ce_share"))
     return FitOptions(
         output=required_path(options, "output", "-o FOLDER"),
         target=options.path("model") or default_target(),
@@ -45,11 +51,16 @@ def fit_options(options: Options) -> FitOptions:
         minutes=options.real("minutes") or None,
         held_out=options.paths("held_out"),
         geometry=Geometry(
+            kind=kind,
             num_layers=options.number("num_layers"),
             block_size=options.number("block_size"),
             transfer_rank=options.number("transfer_rank"),
             message_size=options.number("message_size"),
             top_k=options.number("top_k"),
+            conv_kernel_size=options.number("conv_kernel_size"),
+            conv_group_size=options.number("conv_group_size"),
+            selector_rank=options.number("selector_rank"),
+            causal=options.switch("causal"),
             window=options.positive("window"),
             intermediate_size=options.positive("intermediate_size"),
             mask_token_id=options.number("mask_token_id"),
@@ -66,6 +77,9 @@ def fit_options(options: Options) -> FitOptions:
         anchors_per_sequence=options.number("anchors_per_sequence"),
         block_widths=whole_numbers(options, "block_widths") or (),
         gamma=options.real("gamma"),
+        schedule=None if schedule == LossSchedule.of(kind) else schedule,
+        refinement_weight=options.real("refinement_weight"),
+        injection=not options.switch("no_injection"),
         seed=options.number("seed"),
         threads=options.positive("threads"),
         checkpoint_minutes=options.real("checkpoint_minutes"),

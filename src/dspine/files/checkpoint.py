@@ -1,9 +1,9 @@
 """Checkpoint folders in SpecForge's layout, which SGLang and vLLM load: read and write.
 
-A folder holds config.json, model.safetensors (all tensors, the transfer codes and the flag
-`transfer_ready`) and, from us, dspine.json with what those formats have no place for: the pair,
-the training record and the reduced head. The reference layout (codes in transfer.safetensors,
-config under `config`) is read too.
+A folder holds config.json, model.safetensors (all tensors; for DSpine the transfer codes and the
+flag `transfer_ready` too) and, from us, dspine.json with what those formats have no place for: the
+pair, the training record and the reduced head. DSpine's reference layout (codes in
+transfer.safetensors, config under `config`) is read too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ from dspine.files.safetensors_file import (
     read_safetensors,
     write_safetensors,
 )
-from dspine.files.schema import DSpineConfig, Pair, TensorSpec, TrainingRecord, tensor_specs
+from dspine.files.schema import (
+    DrafterConfig,
+    DSpineConfig,
+    Pair,
+    TensorSpec,
+    TrainingRecord,
+    tensor_specs,
+)
 from dspine.files.typed_keys import checked_curve, provenance_json
 
 CONFIG_FILE = "config.json"
@@ -42,6 +49,8 @@ INDEX_FILE = "model.safetensors.index.json"
 SIDE_FILE = "dspine.json"
 TRANSFER_FILE = "transfer.safetensors"
 READY = "transfer_ready"
+MASK_FILE = "mask_embedding.pt"
+"""A trained embedding of the mask token, which some DFlash drafters have beside their weights."""
 _TORCH_DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPES: Mapping[str, str] = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 _MAX_JSON = 64 << 20
@@ -52,7 +61,7 @@ class Checkpoint:
     """A drafter read from a folder; arrays are mapped from the file until they are used."""
 
     folder: Path
-    config: DSpineConfig
+    config: DrafterConfig
     pair: Pair | None
     """None in folders that other programs wrote: they do not say which target they are for."""
     record: TrainingRecord
@@ -63,7 +72,7 @@ class Checkpoint:
 
 def write_checkpoint(
     folder: Path,
-    config: DSpineConfig,
+    config: DrafterConfig,
     pair: Pair,
     record: TrainingRecord,
     tensors: Mapping[str, Array | TensorStream],
@@ -109,11 +118,12 @@ def write_checkpoint(
             refuse_existing(folder / name, overwrite)
     except OSError as error:
         raise FileError(f"cannot write {folder}: {reason(error)}") from error
-    ready = SafeTensor("BOOL", np.array(True))
+    if isinstance(config, DSpineConfig):
+        stored[READY] = SafeTensor("BOOL", np.array(True))
     with _hidden(folder / CONFIG_FILE):
         write_safetensors(
             folder / WEIGHTS_FILE,
-            {**stored, READY: ready},
+            stored,
             {"format": "pt"},
             overwrite=overwrite,
             progress=progress,
@@ -152,7 +162,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     pair, record, vocab = _side(folder / SIDE_FILE, side)
     size = None if vocab is None else len(vocab)
     config = checkpoint_config.from_json(str(folder / CONFIG_FILE), values, size)
-    _check_ready(folder, tensors.pop(READY, None))
+    if isinstance(config, DSpineConfig):
+        _check_ready(folder, tensors.pop(READY, None))
+    if (folder / MASK_FILE).exists():
+        raise FileError(
+            f"{folder} has its own embedding of the mask token ({MASK_FILE}), which this dspine "
+            f"does not support: running without it would be wrong"
+        )
     specs = tensor_specs(config)
     check_names(str(folder), [s.torch_name for s in specs], list(tensors))
     for spec in specs:

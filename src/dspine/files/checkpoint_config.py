@@ -1,4 +1,4 @@
-"""`config.json` of a DSpine checkpoint folder (SpecForge's layout): both ways, strictly."""
+"""`config.json` of a checkpoint folder (SpecForge's layout), by kind: both ways, strictly."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspine.errors import FileError
-from dspine.files.schema import DSpineConfig, default_taps
+from dspine.files.schema import (
+    DFlash2Config,
+    DFlashConfig,
+    DrafterConfig,
+    DSpineConfig,
+    default_taps,
+)
 
 ARCHITECTURE_NAME = "DSpineDraftModel"
+ARCHITECTURES: Mapping[str, type[DrafterConfig]] = {
+    ARCHITECTURE_NAME: DSpineConfig,
+    "DFlashDraftModel": DFlashConfig,
+    "DFlash2DraftModel": DFlash2Config,
+}
+"""Name in `architectures` -> kind."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 _MAX_LAYERS = 1024
 _DEFAULTS = {"transfer_rank": 1024, "message_size": 512, "top_k": 16}
@@ -29,6 +41,42 @@ _TRAINING_KEYS = frozenset(
 _DFLASH_KEYS = frozenset(
     {"mask_token_id", "target_layer_ids", "block_size", "causal", "attention_mode"}
 )
+_DFLASH2_KEYS: Mapping[str, str] = {
+    "conv_kernel_size": "conv_kernel_size",
+    "conv_group_size": "conv_group_size",
+    "selector_rank": "selector_rank",
+    "top_k": "selector_top_k",
+}
+"""Field of DFlash2Config -> key of `dflash_config`."""
+_NEUTRAL: Mapping[str, object] = {
+    "use_swa": False,
+    "swa_window_size": None,
+    "attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": None,
+    "projector_type": None,
+    "draft_vocab_size": None,
+    "is_neox_style": True,
+    "rope_is_neox_style": True,
+    "has_embed_tokens": False,
+    "has_lm_head": False,
+    "has_own_lm_head": False,
+}
+"""Keys of relatives of DFlash that may stand anywhere as long as they ask for nothing."""
+_OUTER_KEYS = frozenset(
+    {
+        *("architectures", "model_type", "num_target_layers", "block_size", "is_causal"),
+        *("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
+        *("rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "target_hidden_size"),
+        *("attention_bias", "attention_dropout", "hidden_act", "initializer_range"),
+        *("tie_word_embeddings", "use_cache", "dtype", "torch_dtype", "transformers_version"),
+        *("auto_map", "bos_token_id", "eos_token_id", "pad_token_id", "_name_or_path"),
+        *("mask_token_id", "dflash_config"),
+    }
+)
+"""What may stand at the top for DFlash and DFlash2 beside the counts."""
 _COUNTS: Mapping[str, str] = {
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
@@ -39,13 +87,14 @@ _COUNTS: Mapping[str, str] = {
     "vocab_size": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-"""Field of DSpineConfig -> key of config.json."""
+"""Field of DrafterConfig -> key of config.json."""
 
 
-def to_json(config: DSpineConfig, num_target_layers: int, dtype: str) -> dict[str, Any]:
+def to_json(config: DrafterConfig, num_target_layers: int, dtype: str) -> dict[str, Any]:
     """The content of config.json. `dtype` is torch's name: bfloat16, float16 or float32.
 
-    Raises FileError for windows that differ between layers: the format has one window only.
+    Raises FileError for windows or causality that differ between layers: the format can say one
+    only.
     """
     windows = {w for w in config.windows if w is not None}
     if len(windows) > 1:
@@ -53,13 +102,18 @@ def to_json(config: DSpineConfig, num_target_layers: int, dtype: str) -> dict[st
             f"the layers have different windows {sorted(windows)}: a checkpoint's config.json can "
             f"say one only"
         )
+    if len(set(config.causal)) > 1:
+        raise FileError(
+            "some layers are causal inside the block and some are not: a checkpoint's config.json "
+            "can say one for all only"
+        )
     values: dict[str, Any] = {
-        "architectures": [ARCHITECTURE_NAME],
+        "architectures": [architecture_name(config)],
         "model_type": "qwen3",
         **{key: getattr(config, field) for field, key in _COUNTS.items()},
         "num_target_layers": num_target_layers,
         "block_size": config.block_size,
-        "is_causal": True,
+        "is_causal": config.causal[0],
         "layer_types": [FULL if w is None else SLIDING for w in config.windows],
         "use_sliding_window": bool(windows),
         "sliding_window": max(windows, default=None),
@@ -78,12 +132,12 @@ def to_json(config: DSpineConfig, num_target_layers: int, dtype: str) -> dict[st
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": list(config.taps),
         },
-        "dspine_config": {
-            "transfer_rank": config.transfer_rank,
-            "message_size": config.message_size,
-            "top_k": config.top_k,
-        },
     }
+    if isinstance(config, DSpineConfig):
+        values["dspine_config"] = {key: getattr(config, key) for key in _DEFAULTS}
+    elif isinstance(config, DFlash2Config):
+        own = {key: getattr(config, field) for field, key in _DFLASH2_KEYS.items()}
+        values["dflash_config"] |= own
     if config.target_hidden_size != config.hidden_size:
         values["target_hidden_size"] = config.target_hidden_size
     return values
@@ -91,11 +145,11 @@ def to_json(config: DSpineConfig, num_target_layers: int, dtype: str) -> dict[st
 
 def from_json(
     label: str, values: Mapping[str, Any], draft_vocab_size: int | None = None
-) -> DSpineConfig:
+) -> DrafterConfig:
     """Read config.json. `label` names the file in errors.
 
     Anything that would change the arithmetic and is missing, unknown or contradictory raises
-    FileError: architecture, sizes, rotary base, causality, windows, `dspine_config` keys.
+    FileError: architecture, sizes, rotary base, causality, windows, unknown keys.
     """
     try:
         return _from_json(values, draft_vocab_size)
@@ -103,37 +157,78 @@ def from_json(
         raise FileError(f"{label}: {error}") from error
 
 
-def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> DSpineConfig:
-    _check_kind(values)
+def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> DrafterConfig:
+    kind = _kind(values)
     dflash = _table(values, "dflash_config")
-    _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS)
+    if kind is not DSpineConfig:
+        _refuse_requests("", values)
+        _refuse_requests("dflash_config.", dflash)
+        _refuse_unknown("it", values, _OUTER_KEYS | set(_COUNTS.values()) | set(_NEUTRAL))
+    own = set(_DFLASH2_KEYS.values()) if kind is DFlash2Config else set()
+    neutral = set() if kind is DSpineConfig else set(_NEUTRAL)
+    _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS | own | neutral)
     if dflash.get("attention_mode", "gqa") != "gqa":
         raise FileError(
             f"dflash_config.attention_mode is {dflash['attention_mode']!r}, expected 'gqa'"
         )
-    for where, table, key in (("", values, "is_causal"), ("dflash_config.", dflash, "causal")):
-        if table.get(key, True) is not True:
-            raise FileError(
-                f"{where}{key} is {table[key]!r}, expected true: DSpine needs causal attention "
-                f"inside the block"
-            )
-    sizes = _table(values, "dspine_config", required=False)
-    _refuse_unknown("dspine_config", sizes, _TRAINING_KEYS | set(_DEFAULTS))
     counts = {field: _required(values, key) for field, key in _COUNTS.items()}
     num_layers = layer_count(values)
-    return DSpineConfig(
+    backbone = {
         **counts,
-        **{key: sizes.get(key, default) for key, default in _DEFAULTS.items()},
-        target_hidden_size=values.get("target_hidden_size", counts["hidden_size"]),
-        block_size=_either("block_size", values, dflash),
-        mask_token_id=_whole("mask_token_id", _either("mask_token_id", values, dflash)),
-        taps=_taps(values, dflash, num_layers),
-        windows=_windows(values, num_layers),
-        causal=(True,) * num_layers,
-        rope_theta=_rope_theta(values),
-        rms_norm_eps=_number("rms_norm_eps", _required(values, "rms_norm_eps")),
-        draft_vocab_size=draft_vocab_size,
-    )
+        "target_hidden_size": values.get("target_hidden_size", counts["hidden_size"]),
+        "block_size": _either("block_size", values, dflash),
+        "mask_token_id": _whole("mask_token_id", _either("mask_token_id", values, dflash)),
+        "taps": _taps(values, dflash, num_layers),
+        "windows": _windows(values, num_layers),
+        "causal": (_causal(kind, values, dflash),) * num_layers,
+        "rope_theta": _rope_theta(values),
+        "rms_norm_eps": _number("rms_norm_eps", _required(values, "rms_norm_eps")),
+        "draft_vocab_size": draft_vocab_size,
+    }
+    if kind is DSpineConfig:
+        sizes = _table(values, "dspine_config", required=False)
+        _refuse_unknown("dspine_config", sizes, _TRAINING_KEYS | set(_DEFAULTS))
+        return kind(**backbone, **{key: sizes.get(key, value) for key, value in _DEFAULTS.items()})
+    if kind is DFlash2Config:
+        return kind(
+            **backbone, **{field: _required(dflash, key) for field, key in _DFLASH2_KEYS.items()}
+        )
+    return kind(**backbone)
+
+
+def _causal(
+    kind: type[DrafterConfig], values: Mapping[str, Any], dflash: Mapping[str, Any]
+) -> bool:
+    """Whether attention inside the block is causal.
+
+    Without a flag DSpine's is and that of the others is not, as their authors run them; some
+    engines take sliding layers without a flag as causal.
+    """
+    stated = {}
+    for where, table, key in (("", values, "is_causal"), ("dflash_config.", dflash, "causal")):
+        if table.get(key) is not None:
+            stated[where + key] = table[key]
+    for name, value in stated.items():
+        if value is not True and (kind is DSpineConfig or value is not False):
+            needs = "DSpine needs causal attention inside the block"
+            raise FileError(
+                f"{name} is {value!r}, expected true"
+                + (f": {needs}" if kind is DSpineConfig else " or false")
+            )
+    if len(set(stated.values())) > 1:
+        raise FileError(f"causality inside the block is stated twice and differently: {stated}")
+    return next(iter(stated.values()), kind is DSpineConfig)
+
+
+def _refuse_requests(where: str, table: Mapping[str, Any]) -> None:
+    """Stop at keys of relatives that ask for arithmetic which this dspine does not have."""
+    for key, neutral in _NEUTRAL.items():
+        value = table.get(key)
+        if value is not None and value != neutral:
+            raise FileError(
+                f"{where}{key} is {value!r}, which this dspine does not support: running without "
+                f"it would be wrong"
+            )
 
 
 def layer_count(values: Mapping[str, Any]) -> int:
@@ -144,16 +239,23 @@ def layer_count(values: Mapping[str, Any]) -> int:
     return count
 
 
-def _check_kind(values: Mapping[str, Any]) -> None:
+def architecture_name(config: DrafterConfig) -> str:
+    """What `architectures` says of a drafter."""
+    return next(name for name, kind in ARCHITECTURES.items() if kind is type(config))
+
+
+def _kind(values: Mapping[str, Any]) -> type[DrafterConfig]:
     names = values.get("architectures")
-    if names != [ARCHITECTURE_NAME]:
+    known = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(known, str) or known not in ARCHITECTURES:
         raise FileError(
-            f"architectures is {names!r}, expected ['{ARCHITECTURE_NAME}']: this is no DSpine "
-            f"drafter"
+            f"architectures is {names!r}, expected one of {', '.join(ARCHITECTURES)}: this is no "
+            f"DSpine, DFlash or DFlash2 drafter"
         )
     for key, expected in (("attention_bias", False), ("hidden_act", "silu")):
         if values.get(key, expected) != expected:
             raise FileError(f"{key} is {values[key]!r}, expected {expected!r}")
+    return ARCHITECTURES[known]
 
 
 def _rope_theta(values: Mapping[str, Any]) -> float:

@@ -13,7 +13,7 @@ from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError
 from dspine.files import foreign, verdict
 from dspine.files.checkpoint import CONFIG_FILE, read_checkpoint
-from dspine.files.checkpoint_config import ARCHITECTURE_NAME
+from dspine.files.checkpoint_config import ARCHITECTURE_NAME, ARCHITECTURES
 from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
 from dspine.files.groups import by_group
@@ -24,8 +24,6 @@ from dspine.files.schema import ARCHITECTURE, DFLASH_ARCHITECTURE, DrafterConfig
 Facts = dict[str, object]
 
 _FOREIGN_FOLDERS: Mapping[str, str] = {
-    "DFlashDraftModel": "DFlash drafter",
-    "DFlash2DraftModel": "DFlash2 drafter",
     "DominoDraftModel": "Domino drafter",
     "DSparkDraftModel": "DSpark drafter",
     "Qwen3DSparkModel": "DSpark drafter",
@@ -112,7 +110,7 @@ def _foreign_names(header: GgufHeader) -> Facts:
 
 def _folder_facts(path: Path) -> Facts:
     names = _folder_architectures(path)
-    if names != [ARCHITECTURE_NAME]:
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
         kind = next((_FOREIGN_FOLDERS[n] for n in names if n in _FOREIGN_FOLDERS), "")
         note = (
             f"{kind} in Hugging Face's layout, which dspine does not run."

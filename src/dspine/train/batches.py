@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dspine.errors import TrainingError
-from dspine.files.schema import DSpineConfig
-from dspine.train.module import SequenceView
+from dspine.files.schema import DrafterConfig
+from dspine.train.backbone import SequenceView
 from dspine.train.shards import Shard, list_shards
 
 
@@ -62,7 +62,7 @@ def eligible_anchors(loss_mask: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def make_batch(
-    pieces: Sequence[Piece], config: DSpineConfig, width: int | None = None
+    pieces: Sequence[Piece], config: DrafterConfig, width: int | None = None
 ) -> StepBatch:
     """Gather the rows that the chosen blocks need; context outside every window is left out.
 
@@ -128,7 +128,7 @@ class ShardPool:
     def __init__(
         self,
         folders: Sequence[Path],
-        config: DSpineConfig,
+        config: DrafterConfig,
         fingerprint: str | None = None,
     ) -> None:
         # Resolved: a resumed run may name the same folder in another way.

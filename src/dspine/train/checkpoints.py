@@ -22,13 +22,13 @@ from dspine.files.atomic import reason
 from dspine.files.checkpoint import write_checkpoint
 from dspine.files.run_folder import BEST_FILE, Best, list_checkpoints, read_best
 from dspine.files.schema import Pair, TrainingRecord, tensor_specs
-from dspine.train.module import DSpineModule
+from dspine.train.kinds import DrafterModule
 
 STATE = "trainer.pt"
 _PARTIAL = ".partial"
 
 
-def export_tensors(module: DSpineModule) -> dict[str, NDArray[np.float32]]:
+def export_tensors(module: DrafterModule) -> dict[str, NDArray[np.float32]]:
     """Every tensor of the schema by torch name; the features' scale is folded into fc."""
     state = module.state_dict()
     tensors = {}
@@ -43,7 +43,7 @@ def export_tensors(module: DSpineModule) -> dict[str, NDArray[np.float32]]:
 def save(
     folder: Path,
     step: int,
-    module: DSpineModule,
+    module: DrafterModule,
     pair: Pair,
     record: TrainingRecord,
     draft_vocab: list[int] | None,

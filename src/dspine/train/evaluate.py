@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dspine.errors import TrainingError
-from dspine.files.schema import DSpineConfig
 from dspine.train.batches import Piece, StepBatch, eligible_anchors, make_batch
-from dspine.train.module import DSpineModule, block_embedding, draft_chain, top_candidates
+from dspine.train.kinds import Draft, DrafterModule, draft
 from dspine.train.objective import DraftHead
 from dspine.train.shards import Shard
 
@@ -33,7 +32,10 @@ class AcceptanceReport:
     tokens: int
     steps: int
     unary_steps: int
-    """Steps that decoding would take with the best candidate of each slot, without refinement."""
+    """Steps that decoding would take with the best candidate of each slot, without refinement or
+    selector."""
+    expected_steps: int
+    """The same with the chain of the greatest expected length instead of the greedy one."""
     slot_tried: tuple[int, ...]
     slot_accepted: tuple[int, ...]
     covered: tuple[int, ...]
@@ -47,8 +49,13 @@ class AcceptanceReport:
 
     @property
     def unary_acceptance_length(self) -> float:
-        """The same without the last write's refinement."""
+        """The same with the best candidate of each slot by itself."""
         return self.tokens / self.unary_steps if self.unary_steps else 0.0
+
+    @property
+    def expected_acceptance_length(self) -> float:
+        """The same with the chain of the greatest expected length."""
+        return self.tokens / self.expected_steps if self.expected_steps else 0.0
 
     @property
     def acceptance_curve(self) -> tuple[float, ...]:
@@ -68,9 +75,22 @@ class AcceptanceReport:
             "steps": self.steps,
             "acceptance_length": round(self.acceptance_length, 4),
             "unary_acceptance_length": round(self.unary_acceptance_length, 4),
+            "expected_acceptance_length": round(self.expected_acceptance_length, 4),
             "acceptance_curve": [round(x, 4) for x in self.acceptance_curve],
             "coverage": [round(x, 4) for x in self.coverage],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSteps:
+    """One answer: its tokens, and the verifies that decoding needs with each rule."""
+
+    source: str
+    id: str
+    tokens: int
+    steps: int
+    unary_steps: int
+    expected_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +99,8 @@ class Evaluation:
 
     overall: AcceptanceReport
     by_source: dict[str, AcceptanceReport] = field(default_factory=dict)
+    answers: tuple[AnswerSteps, ...] = ()
+    """In the order of the evaluation."""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -90,7 +112,7 @@ class Evaluation:
 
 class _Tally:
     def __init__(self, slots: int) -> None:
-        self.tokens = self.steps = self.unary_steps = 0
+        self.tokens = self.steps = self.unary_steps = self.expected_steps = 0
         self.tried = np.zeros(slots, dtype=np.int64)
         self.accepted = np.zeros(slots, dtype=np.int64)
         self.covered = np.zeros(slots, dtype=np.int64)
@@ -104,6 +126,7 @@ class _Tally:
             tokens=self.tokens,
             steps=self.steps,
             unary_steps=self.unary_steps,
+            expected_steps=self.expected_steps,
             slot_tried=plain(self.tried),
             slot_accepted=plain(self.accepted),
             covered=plain(self.covered),
@@ -112,7 +135,7 @@ class _Tally:
 
 
 def evaluate_shards(
-    module: DSpineModule,
+    module: DrafterModule,
     embedding: Tensor,
     head: DraftHead,
     shards: Sequence[Shard],
@@ -132,21 +155,24 @@ def evaluate_shards(
     slots = module.config.block_size - 1
     tallies: dict[str, _Tally] = {}
     total = _Tally(slots)
+    answers: list[AnswerSteps] = []
     was_training = module.training
     module.eval()
     with torch.inference_mode():
         for pieces in _groups(chosen):
             batch = make_batch(pieces, module.config)
-            chain, unary, covered = _draft(module, embedding, head, batch)
+            drafted = draft(module, embedding, head, batch)
             start = 0
             for piece in pieces:
                 rows = slice(start, start + len(piece.anchors))
                 start = rows.stop
-                source = piece.shard.info.sources[piece.sequence]
-                for tally in (total, tallies.setdefault(source, _Tally(slots))):
-                    _count(tally, batch, rows, chain, unary, covered)
+                answer = _answer(piece, batch, rows, drafted)
+                answers.append(answer)
+                for tally in (total, tallies.setdefault(answer.source, _Tally(slots))):
+                    _count(tally, answer, batch, rows, drafted)
     module.train(was_training)
-    return Evaluation(total.report(), {k: t.report() for k, t in tallies.items()})
+    by_source = {k: t.report() for k, t in tallies.items()}
+    return Evaluation(total.report(), by_source, tuple(answers))
 
 
 def simulate(accepted: NDArray[np.int64]) -> int:
@@ -194,43 +220,40 @@ def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield group
 
 
-def _draft(
-    module: DSpineModule, embedding: Tensor, head: DraftHead, batch: StepBatch
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Chain and unary tokens (A, S), and whether each label is a candidate (A, S)."""
-    c: DSpineConfig = module.config
-    output = module(
-        block_embedding(embedding, batch.anchors, c.mask_token_id, c.block_size),
-        module.code(batch.anchors),
-        batch.anchor_positions,
-        module.context(batch.features, batch.context_positions),
-        batch.context_positions,
-        batch.views,
+def _accepted(tokens: Tensor, batch: StepBatch, rows: slice) -> NDArray[np.int64]:
+    """Drafts that a verify after each anchor of `rows` would keep."""
+    right = (tokens[rows] == batch.labels[rows]) & batch.supervised[rows]
+    return right.long().cumprod(dim=1).sum(dim=1).numpy()
+
+
+def _answer(piece: Piece, batch: StepBatch, rows: slice, drafted: Draft) -> AnswerSteps:
+    info = piece.shard.info
+    every = (drafted.chain, drafted.unary, drafted.expected)
+    steps, unary, expected = (simulate(_accepted(tokens, batch, rows)) for tokens in every)
+    return AnswerSteps(
+        source=info.sources[piece.sequence],
+        id=info.ids[piece.sequence],
+        tokens=len(piece.anchors),
+        steps=steps,
+        unary_steps=unary,
+        expected_steps=expected,
     )
-    _, rows = top_candidates(output.hidden, head.weight, c.top_k)
-    tokens = head.tokens(rows)
-    chain = draft_chain(module, output, batch.anchors, head.weight, rows, tokens)
-    covered = (tokens == batch.labels[..., None]).any(dim=-1)
-    return chain, tokens[..., 0], covered
 
 
 def _count(
-    tally: _Tally, batch: StepBatch, rows: slice, chain: Tensor, unary: Tensor, covered: Tensor
+    tally: _Tally, answer: AnswerSteps, batch: StepBatch, rows: slice, drafted: Draft
 ) -> None:
     labels, usable = batch.labels[rows], batch.supervised[rows]
-
-    def prefix(tokens: Tensor) -> NDArray[np.int64]:
-        right = (tokens[rows] == labels) & usable
-        return right.long().cumprod(dim=1).sum(dim=1).numpy()
-
-    accepted = prefix(chain)
-    tally.tokens += len(accepted)
-    tally.steps += simulate(accepted)
-    tally.unary_steps += simulate(prefix(unary))
+    accepted = _accepted(drafted.chain, batch, rows)
+    tally.tokens += answer.tokens
+    tally.steps += answer.steps
+    tally.unary_steps += answer.unary_steps
+    tally.expected_steps += answer.expected_steps
     available = usable.sum(dim=1).numpy()
     for slot in range(len(tally.tried)):
         reached = (accepted >= slot) & (available > slot)
         tally.tried[slot] += int(reached.sum())
         tally.accepted[slot] += int((reached & (accepted > slot)).sum())
+    covered = (drafted.candidates[rows] == labels[..., None]).any(dim=-1)
     tally.labels += usable.sum(dim=0).numpy()
-    tally.covered += (covered[rows] & usable).sum(dim=0).numpy()
+    tally.covered += (covered & usable).sum(dim=0).numpy()

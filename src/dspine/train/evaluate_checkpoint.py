@@ -9,11 +9,10 @@ import torch
 
 from dspine.errors import PairError, TrainingError
 from dspine.files.checkpoint import read_checkpoint
-from dspine.files.dtypes import to_float32
 from dspine.files.pairing import check_pair
 from dspine.files.run_folder import choose_checkpoint
 from dspine.train.evaluate import Evaluation, evaluate_shards
-from dspine.train.module import DSpineModule
+from dspine.train.kinds import load
 from dspine.train.objective import DraftHead
 from dspine.train.shards import Shard, list_shards
 from dspine.train.target import Target
@@ -49,12 +48,7 @@ def evaluate_checkpoint(
                 f"the shards hold layers {list(shard.info.taps)}, this drafter reads "
                 f"{list(checkpoint.config.taps)}: capture those"
             )
-    module = DSpineModule(checkpoint.config)
-    state = {
-        name: torch.from_numpy(to_float32(array).copy())
-        for name, array in checkpoint.tensors.items()
-    }
-    module.load_state_dict({**state, "transfer_ready": torch.tensor(True)}, strict=True)
+    module = load(checkpoint.config, checkpoint.tensors)
     vocab = checkpoint.draft_vocab
     head = DraftHead.build(target.head, None if vocab is None else torch.from_numpy(vocab).long())
     return evaluate_shards(module, target.embedding, head, shards, max_tokens=max_tokens)

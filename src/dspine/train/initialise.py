@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspine.errors import TrainingError
-from dspine.files.schema import DSpineConfig
+from dspine.files.schema import DrafterConfig
+from dspine.train.backbone import Backbone
+from dspine.train.dflash import DFlash2Module
+from dspine.train.kinds import DrafterModule, build
 from dspine.train.module import DSpineModule
 from dspine.train.shards import Shard
 from dspine.train.target import Target
@@ -28,16 +31,19 @@ _INTERLEAVED = frozenset({"llama"})
 
 
 def initialise(
-    config: DSpineConfig, target: Target, shards: Sequence[Shard], *, seed: int, copy_layers: bool
-) -> DSpineModule:
-    """A module ready to train: codes and readouts from the head, features scaled, layers copied.
+    config: DrafterConfig, target: Target, shards: Sequence[Shard], *, seed: int, copy_layers: bool
+) -> DrafterModule:
+    """A module ready to train: codes from the head, features scaled, layers copied.
 
     `copy_layers` needs a target whose layers have the drafter's sizes; False starts them at random.
     """
     torch.manual_seed(seed)
-    module = DSpineModule(config)
+    module = build(config)
     with torch.no_grad():
-        set_codes(module, target.head)
+        if isinstance(module, DSpineModule):
+            set_codes(module, target.head)
+        elif isinstance(module, DFlash2Module):
+            set_predecessors(module, target.head)
         module.norm.weight.copy_(_needed(target, "output_norm.weight"))
         sample = feature_sample(shards)
         rms = sample.square().mean(dim=0).sqrt().clamp_min(LEAST_RMS)
@@ -59,6 +65,17 @@ def set_codes(module: DSpineModule, head: Tensor) -> None:
         module.transfer_ready.fill_(True)
 
 
+def set_predecessors(module: DFlash2Module, head: Tensor) -> None:
+    """Let predecessors that the head (V, H) treats alike begin alike: rows sqrt(r) long.
+
+    A codebook of random rows knows nothing of the tokens that training seldom meets.
+    """
+    rank = module.config.selector_rank
+    codes, _ = transfer_codes(head, rank)
+    with torch.no_grad():
+        module.candidate_selector.predecessor_codebook.copy_(rank**0.5 * codes)
+
+
 def feature_sample(shards: Sequence[Shard]) -> Tensor:
     """Up to a few thousand feature rows (n, T * H), evenly spaced over the given shards."""
     total = sum(s.num_tokens for s in shards)
@@ -76,18 +93,18 @@ def unpermute(weight: Tensor, heads: int) -> Tensor:
     return split.transpose(1, 2).reshape(rows, columns)
 
 
-def _last_tap(module: DSpineModule, x: Tensor) -> Tensor:
+def _last_tap(module: Backbone, x: Tensor) -> Tensor:
     return x[..., -module.config.target_hidden_size :]
 
 
-def _channel_scale(module: DSpineModule, rms: Tensor) -> tuple[Tensor, float]:
+def _channel_scale(module: Backbone, rms: Tensor) -> tuple[Tensor, float]:
     """Size (rms) of the last tap relative to its median channel (H,), and median / whole rms."""
     last = _last_tap(module, rms)
     median = last.median()
     return last / median, float(median / last.square().mean().sqrt())
 
 
-def _copy_context(module: DSpineModule, rms: Tensor) -> None:
+def _copy_context(module: Backbone, rms: Tensor) -> None:
     c = module.config
     if c.hidden_size != c.target_hidden_size:
         raise TrainingError(
@@ -99,9 +116,7 @@ def _copy_context(module: DSpineModule, rms: Tensor) -> None:
     module.hidden_norm.weight.fill_(_channel_scale(module, rms)[1])
 
 
-def _copy_layer(
-    module: DSpineModule, index: int, target: Target, sample: Tensor, rms: Tensor
-) -> None:
+def _copy_layer(module: Backbone, index: int, target: Target, sample: Tensor, rms: Tensor) -> None:
     c = module.config
     source = target.pair.num_layers - c.num_layers + index
     if source < 0:

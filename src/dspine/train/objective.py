@@ -1,4 +1,4 @@
-"""The published training objective: backbone, refinement and alignment terms over blocks.
+"""The terms of the training objectives: cross-entropy, L1, refinement and alignment over slots.
 
 R below counts supervised slots of a step, D rows of the draft head, K candidates, T teacher
 entries. Choices that the publication leaves open: a label outside the draft vocabulary drops its
@@ -15,9 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from dspine.train.batches import StepBatch
-from dspine.train.module import BlockOutput, DSpineModule
 
 # Rows of head logits handled at once: 256 x 12288 floats stay inside a last-level cache.
 _ROWS = 256
@@ -62,6 +59,7 @@ class StepWeights:
     gamma: float
     mass_threshold: float = 1e-4
     refinement: float = 1.0
+    """Weight of DSpine's refinement or of DFlash2's selector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +70,16 @@ class Losses:
     ce: float
     l1: float
     refine_ce: float
+    """Of the candidates given the true predecessor; 0 for DFlash."""
     refine_l1: float
     alignment: float
+    """0 for all but DSpine."""
     accuracy: float
     """Share of slots whose best unary candidate is the label."""
     coverage: float
     """Share of slots whose label is among the K candidates."""
     chain_accuracy: float
-    """Share of slots whose best candidate after refinement with the true predecessor is right."""
+    """Share of slots whose best candidate given the true predecessor is right."""
 
 
 def slot_weights(width: int, gamma: float) -> Tensor:
@@ -217,71 +217,3 @@ def refinement_loss(
 def alignment_distance(feature: Tensor, code: Tensor) -> Tensor:
     """1 - cos(feature, code) over the last dimension."""
     return 1 - F.cosine_similarity(feature.float(), code.float(), dim=-1)
-
-
-def step_losses(
-    module: DSpineModule,
-    output: BlockOutput,
-    batch: StepBatch,
-    head: DraftHead,
-    weights: StepWeights,
-) -> Losses:
-    """All terms of one step, divided by the sum of slot weights."""
-    width = batch.labels.shape[1] + 1
-    slots = slot_weights(width, weights.gamma)[None] * batch.supervised
-    keep = slots.flatten().nonzero()[:, 0]
-    weight = slots.flatten()[keep]
-    scale = weight.sum()
-
-    def pick(x: Tensor) -> Tensor:
-        return x.flatten(0, 1)[keep]
-
-    labels = pick(batch.labels)
-    label = head.rows(labels)
-    # Teacher entries without mass are padding and would all name token 0.
-    teacher_probs = pick(batch.teacher_probs)
-    teacher_rows = head.rows(pick(batch.teacher_ids)).masked_fill(teacher_probs <= 0, -1)
-    teacher_probs = teacher_probs * (teacher_rows >= 0)
-    backbone, ce, l1, candidates = backbone_loss(
-        pick(output.hidden),
-        head.weight,
-        label,
-        teacher_rows,
-        teacher_probs,
-        weight,
-        weights.ce_share,
-        module.config.top_k,
-    )
-    previous = torch.cat([batch.anchors[:, None], batch.labels[:, :-1]], dim=1)
-    z = module.refine(
-        pick(output.last_state), pick(output.last_feature), module.code(pick(previous))
-    )
-    scores = (F.embedding(candidates, head.weight) @ z[:, :, None])[..., 0]
-    refine_ce, refine_l1 = refinement_loss(
-        scores, candidates, label, teacher_rows, teacher_probs, weights.mass_threshold
-    )
-    refined = weights.ce_share * refine_ce + (1 - weights.ce_share) * refine_l1
-
-    code = F.embedding(labels, module.transfer_codes)
-    distance = torch.zeros_like(weight)
-    for layer, state in enumerate(output.states):
-        distance = distance + alignment_distance(module.injection.feature(layer, pick(state)), code)
-    ce_mean = (weight * ce).sum() / scale
-    alignment = (weight * distance).sum()
-    total = backbone + weights.refinement * (weight * refined).sum()
-    total = (total + weights.beta * ce_mean * alignment) / scale
-
-    with torch.no_grad():
-        known = weight * (label >= 0)
-        best = candidates.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
-        return Losses(
-            total=total,
-            ce=float(ce_mean),
-            l1=float((weight * l1).sum() / scale),
-            refine_ce=float((weight * refine_ce).sum() / scale),
-            refine_l1=float((weight * refine_l1).sum() / scale),
-            alignment=float(alignment / scale),
-            accuracy=float((known * (candidates[:, 0] == label)).sum() / scale),
-            coverage=float((known * (candidates == label[:, None]).any(dim=-1)).sum() / scale),
-            chain_accuracy=float((known * (best == label)).sum() / scale),
-        )

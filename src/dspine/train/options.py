@@ -10,19 +10,27 @@ from pathlib import Path
 
 from dspine.errors import UsageError
 from dspine.train.schedules import LossSchedule
+from dspine.train.target import KINDS
 
 LogEntry = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The drafter's own sizes; the rest follows the target. `taps` None: those of the shards."""
+    """The drafter's own sizes; the rest follows the target, the taps are those of the shards."""
 
+    kind: str = "dspine"
+    """dspine, dflash or dflash2."""
     num_layers: int = 3
     block_size: int = 8
     transfer_rank: int = 192
     message_size: int = 128
     top_k: int = 16
+    conv_kernel_size: int = 2
+    conv_group_size: int = 16
+    selector_rank: int = 64
+    causal: bool = False
+    """Attention inside the block of DFlash and DFlash2; DSpine's is always causal."""
     window: int | None = 512
     intermediate_size: int | None = None
     mask_token_id: int = 16
@@ -59,13 +67,18 @@ class FitOptions:
     anchors_per_step: int = 128
     anchors_per_sequence: int = 32
     block_widths: tuple[int, ...] = ()
-    """Widths of the blocks of successive steps, in turn; empty: always the whole block. A narrow
-    block is a prefix of the whole one (everything inside is causal) and costs less."""
+    """Widths of the blocks of successive steps, in turn; empty: always the whole block. In a causal
+    drafter a narrow block is a prefix of the whole one and costs less; in others it is a block of
+    its own."""
     gamma: float = 4.0
-    schedule: LossSchedule = field(default_factory=LossSchedule)
+    schedule: LossSchedule | None = None
+    """None: the published one of the kind."""
     replacement_layers: int = 2
     mass_threshold: float = 1e-4
     refinement_weight: float = 1.0
+    """Of DSpine's refinement, of DFlash2's selector."""
+    injection: bool = True
+    """False keeps DSpine's writes at zero, for comparison: a causal DFlash in DSpine's form."""
     seed: int = 42
     threads: int | None = None
     checkpoint_minutes: float = 5.0
@@ -95,12 +108,25 @@ class FitOptions:
                 f"block_widths are {list(self.block_widths)}: each must be from 2 to the block "
                 f"size {self.geometry.block_size}"
             )
+        if self.geometry.kind not in KINDS:
+            raise UsageError(f"kind is {self.geometry.kind!r}: choose one of {', '.join(KINDS)}")
+        if not self.injection and self.geometry.kind != "dspine":
+            raise UsageError(
+                f"a drafter of kind {self.geometry.kind} has no injection that could be left out: "
+                f"leave no_injection out"
+            )
         if not 0 <= self.warmup < 1:
             raise UsageError(f"warmup is {self.warmup}: it is a share of the run, 0 up to 1")
 
+    @property
+    def loss_schedule(self) -> LossSchedule:
+        """The schedule of this run."""
+        return self.schedule or LossSchedule.of(self.geometry.kind)
+
     def as_dict(self) -> dict[str, object]:
         """For a training record; paths become bare names, so that no machine's folders show."""
-        text = json.dumps(dataclasses.asdict(self), default=lambda path: Path(path).name)
+        options = dataclasses.asdict(dataclasses.replace(self, schedule=self.loss_schedule))
+        text = json.dumps(options, default=lambda path: Path(path).name)
         loaded: dict[str, object] = json.loads(text)
         return loaded
 

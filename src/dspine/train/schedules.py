@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 
 def learning_rate(progress: float, *, peak: float, warmup: float, floor: float) -> float:
@@ -31,6 +32,11 @@ class LossSchedule:
     replacement_probability: float = 0.5
     replacement_hold_ratio: float = 1 / 6
     replacement_end_ratio: float = 1 / 3
+
+    @classmethod
+    def of(cls, kind: str) -> Self:
+        """The published one: DFlash and DFlash2 learn labels alone."""
+        return cls() if kind == "dspine" else cls(ce_weight=1.0)
 
     def ce_share(self, progress: float) -> float:
         """Weight of cross-entropy: linear from `ce_weight_start` to `ce_weight`, then constant."""

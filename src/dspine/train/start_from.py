@@ -11,24 +11,22 @@ from dspine.errors import TrainingError
 from dspine.files.dtypes import to_float32
 from dspine.files.gguf_file import StoredTensor
 from dspine.files.pairing import check_fit, check_pair
-from dspine.files.schema import DSpineConfig, Pair, tensor_specs
+from dspine.files.schema import Pair, tensor_specs
 from dspine.files.source import Source, read_source
 from dspine.train.initialise import LEAST_RMS, feature_sample
-from dspine.train.module import DSpineModule
+from dspine.train.kinds import DrafterModule
 from dspine.train.shards import Shard, list_shards, read_info
 
 
-def read_start(
-    path: Path, target: Pair, shard_folders: Sequence[Path]
-) -> tuple[DSpineConfig, Source]:
+def read_start(path: Path, target: Pair, shard_folders: Sequence[Path], kind: str) -> Source:
     """A drafter GGUF, a checkpoint folder or a run's folder, for a target of the same shape.
 
     Another version or fine-tune of the drafter's target is what this is for; another architecture,
     size or vocabulary raises PairError, shards of other taps raise TrainingError.
     """
     read = read_source(path)
-    if not isinstance(read.config, DSpineConfig):
-        raise TrainingError(f"{path} is a {read.config.kind} drafter: begin with a DSpine one")
+    if (found := read.config.kind.lower()) != kind:
+        raise TrainingError(f"{path} is a {read.config.kind} drafter: say so with --kind {found}")
     if read.pair is not None:
         check_pair(read.pair, target)
     check_fit(str(path), read.config, target)
@@ -38,10 +36,10 @@ def read_start(
                 f"{path} reads the target's layers {list(read.config.taps)}, the shards hold "
                 f"{list(taps)}: capture features with --taps {','.join(map(str, read.config.taps))}"
             )
-    return read.config, read
+    return read
 
 
-def fill_module(module: DSpineModule, start: Source, shards: Sequence[Shard]) -> None:
+def fill_module(module: DrafterModule, start: Source, shards: Sequence[Shard]) -> None:
     """Give a module the drafter's weights, quantised ones as float32; it computes the same.
 
     The features' scale is taken from the shards as for a new drafter, and out of `fc`.

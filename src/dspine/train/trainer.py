@@ -7,40 +7,36 @@ newest complete checkpoint holds the weights, the optimiser, the sampler and the
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dspine.errors import TrainingError
 from dspine.files.atomic import reason
 from dspine.files.checkpoint import read_checkpoint
-from dspine.files.dtypes import to_float32
 from dspine.files.run_folder import Best, list_checkpoints, read_best
-from dspine.files.schema import DSpineConfig, TrainingRecord
+from dspine.files.schema import TrainingRecord
 from dspine.files.source import Source
 from dspine.machine import physical_cores
 from dspine.train import checkpoints
-from dspine.train.batches import Sampler, ShardPool, StepBatch, make_batch
+from dspine.train.batches import Sampler, ShardPool, make_batch
 from dspine.train.evaluate import Evaluation, evaluate_shards
 from dspine.train.initialise import initialise
-from dspine.train.module import DSpineModule, block_embedding
-from dspine.train.objective import DraftHead, Losses, StepWeights, step_losses
+from dspine.train.kinds import TeacherForcing, build, restore_frozen, train_losses
+from dspine.train.module import DSpineModule
+from dspine.train.objective import DraftHead, Losses, StepWeights
 from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
 from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
-from dspine.train.shards import Shard, list_shards, read_info
+from dspine.train.setup import as_plain, choose_vocabulary, drafter_config, read_held_out
 from dspine.train.start_from import fill_module, read_start
+from dspine.train.stopping import stop_requests
 from dspine.train.target import Target
-from dspine.train.vocabulary import count_answers, count_shards, most_frequent
 
 _LOG = "log.jsonl"
 _CURVE_POINTS = 40
@@ -54,7 +50,7 @@ def fit(options: FitOptions, on_log: OnLog | None = None) -> FitResult:
     TrainingError or FileError with one sentence; what was written before stays valid.
     """
     torch.set_num_threads(options.threads or physical_cores())
-    with _stop_requests() as stop:
+    with stop_requests() as stop:
         return _Run(options, on_log).loop(stop)
 
 
@@ -63,18 +59,19 @@ class _Run:
         self.options = options
         self.on_log = on_log
         self.folder = options.output
-        self.held_out = _held_out(options.held_out)
+        self.held_out = read_held_out(options.held_out)
         target = Target.read(options.target)
         self.pair = target.pair
         self.embedding = target.embedding
         known = list_checkpoints(self.folder)
         start: Source | None = None
         if options.init_from is None:
-            self.config = _config(options, target)
+            self.config = drafter_config(options, target)
         else:
             # A run that goes on has its own checkpoints: the file may be gone by then.
             source = self.folder if known else options.init_from
-            self.config, start = read_start(source, target.pair, options.shards)
+            start = read_start(source, target.pair, options.shards, options.geometry.kind)
+            self.config = start.config
         self.pool = ShardPool(options.shards, self.config, target.pair.fingerprint)
         self.sampler = Sampler(
             self.pool,
@@ -90,12 +87,12 @@ class _Run:
         if not known and start is not None:
             self._scan()
             self.draft_vocab = None if start.draft_vocab is None else start.draft_vocab.tolist()
-            self.module = DSpineModule(self.config)
+            self.module = build(self.config)
             fill_module(self.module, start, self.pool.shards)
             self.optimiser = self._make_optimiser()
         elif not known:
             self._scan()
-            self.draft_vocab = _draft_vocab(options, target, self.pool)
+            self.draft_vocab = choose_vocabulary(options, target, self.pool)
             self.module = initialise(
                 self.config,
                 target,
@@ -113,6 +110,9 @@ class _Run:
 
     def _make_optimiser(self) -> torch.optim.AdamW:
         """Weight decay for matrices only."""
+        if isinstance(self.module, DSpineModule) and not self.options.injection:
+            # Writes start at zero, and stay there without a gradient.
+            self.module.injection.requires_grad_(False)
         matrices = [p for p in self.module.parameters() if p.dim() == 2]
         vectors = [p for p in self.module.parameters() if p.dim() != 2]
         groups = [
@@ -123,7 +123,7 @@ class _Run:
 
     def _resume(self, checkpoint: Path, target: Target) -> None:
         state = checkpoints.load_state(checkpoint)
-        if state["config"] != _as_plain(self.config):
+        if state["config"] != as_plain(self.config):
             raise TrainingError(
                 f"{self.folder} holds a run of another drafter geometry: use its options or "
                 f"another output folder"
@@ -134,11 +134,9 @@ class _Run:
                 f"target or another output folder"
             )
         self.draft_vocab = state["draft_vocab"]
-        self.module = DSpineModule(self.config)
+        self.module = build(self.config)
         # The stored codes: making them again could turn an eigenvector by a rounding.
-        stored = to_float32(read_checkpoint(checkpoint).tensors["transfer_codes"])
-        self.module.transfer_codes.copy_(torch.from_numpy(stored.copy()))
-        self.module.transfer_ready.fill_(True)
+        restore_frozen(self.module, read_checkpoint(checkpoint).tensors)
         self.module.load_state_dict(state["parameters"], strict=False)
         self.module.feature_scale.copy_(state["feature_scale"])
         self.optimiser = self._make_optimiser()
@@ -151,7 +149,7 @@ class _Run:
 
     def _state(self) -> dict[str, object]:
         return {
-            "config": _as_plain(self.config),
+            "config": as_plain(self.config),
             "fingerprint": self.pair.fingerprint,
             "draft_vocab": self.draft_vocab,
             "parameters": dict(self.module.named_parameters()),
@@ -236,20 +234,20 @@ class _Run:
         widths = options.block_widths
         width = widths[self.step % len(widths)] if widths else None
         batch = make_batch(self.sampler.next(self.step), self.config, width)
+        schedule, injected = options.loss_schedule, options.injection
         losses = train_losses(
             self.module,
             self.embedding,
             self.head,
             batch,
             StepWeights(
-                ce_share=options.schedule.ce_share(progress),
-                beta=options.schedule.beta(self.step),
+                ce_share=schedule.ce_share(progress),
+                beta=schedule.beta(self.step) if injected else 0.0,
                 gamma=options.gamma,
                 mass_threshold=options.mass_threshold,
-                refinement=options.refinement_weight,
+                refinement=options.refinement_weight if injected else 0.0,
             ),
-            replacement=options.schedule.replacement(progress),
-            replacement_layers=options.replacement_layers,
+            TeacherForcing(schedule.replacement(progress), options.replacement_layers),
         )
         if not bool(torch.isfinite(losses.total)):
             raise TrainingError(
@@ -380,104 +378,3 @@ def _thinned(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     stride = max(1, -(-len(entries) // _CURVE_POINTS))
     names = ("step", "anchors", "loss", "ce", "l1", "chain_accuracy")
     return [{name: entry[name] for name in names} for entry in entries[::stride]]
-
-
-def train_losses(
-    module: DSpineModule,
-    embedding: Tensor,
-    head: DraftHead,
-    batch: StepBatch,
-    weights: StepWeights,
-    *,
-    replacement: float,
-    replacement_layers: int,
-) -> Losses:
-    """Forward pass of one step. A share `replacement` of the blocks gets true predecessors."""
-    c = module.config
-    true_codes = replaced = None
-    if replacement > 0:
-        previous = torch.cat([batch.anchors[:, None], batch.labels[:, :-1]], dim=1)
-        true_codes = module.code(previous)
-        replaced = torch.rand(len(batch.anchors)) < replacement
-    output = module(
-        block_embedding(embedding, batch.anchors, c.mask_token_id, batch.labels.shape[1] + 1),
-        module.code(batch.anchors),
-        batch.anchor_positions,
-        module.context(batch.features, batch.context_positions),
-        batch.context_positions,
-        batch.views,
-        true_codes=true_codes,
-        replaced=replaced,
-        replacement_layers=replacement_layers,
-    )
-    return step_losses(module, output, batch, head, weights)
-
-
-def _config(options: FitOptions, target: Target) -> DSpineConfig:
-    paths = [p for folder in options.shards for p in list_shards(folder)]
-    if not paths:
-        raise TrainingError(
-            f"no feature shard in {', '.join(str(f) for f in options.shards)}: capture features "
-            f"first"
-        )
-    g = options.geometry
-    return target.drafter_config(
-        num_layers=g.num_layers,
-        block_size=g.block_size,
-        taps=read_info(paths[0]).taps,
-        transfer_rank=g.transfer_rank,
-        message_size=g.message_size,
-        top_k=g.top_k,
-        window=g.window,
-        mask_token_id=g.mask_token_id,
-        intermediate_size=g.intermediate_size,
-        draft_vocab_size=options.draft_vocab_size,
-        max_positions=g.max_positions,
-    )
-
-
-def _held_out(folders: Sequence[Path]) -> list[Shard]:
-    shards = []
-    for folder in folders:
-        found = list_shards(folder)
-        if not found:
-            raise TrainingError(
-                f"no feature shard in the held-out folder {folder}: name the one that "
-                f"`dspine train features --held-out-output` filled"
-            )
-        shards += [Shard.read(path) for path in found]
-    return shards
-
-
-def _draft_vocab(options: FitOptions, target: Target, pool: ShardPool) -> list[int] | None:
-    if options.draft_vocab_size is None:
-        return None
-    if options.vocabulary_answers:
-        counts = count_answers(options.vocabulary_answers, target.pair.vocab_size)
-    else:
-        counts = count_shards(pool.shards, target.pair.vocab_size)
-    return most_frequent(counts, options.draft_vocab_size)
-
-
-def _as_plain(config: DSpineConfig) -> dict[str, object]:
-    plain: dict[str, object] = {f.name: getattr(config, f.name) for f in fields(config)}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
-
-
-@contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event; the step in progress still ends and is saved."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def request(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
