@@ -185,7 +185,7 @@ def ratio(first: Sequence[Sequence[Any]], second: Sequence[Sequence[Any]]) -> di
 
 def draft_times(subject: Subject, target: Path, threads: int) -> dict[str, float]:
     """Milliseconds of a draft by width in this machine's runtime, the drafter as Q8_0."""
-    from dspine.drafters.dspine import DSpineDrafter
+    from dspine.drafters.kinds import open_drafter
     from dspine.engine.calibrate import time_drafter
     from dspine.llama.model import load_safely
 
@@ -195,7 +195,7 @@ def draft_times(subject: Subject, target: Path, threads: int) -> dict[str, float
             path = Path(scratch) / "drafter.gguf"
             convert_checkpoint(subject.path, path, dtype="q8_0")
         file = read_drafter(path)
-        drafter = DSpineDrafter.from_file(file, model, n_ctx=1024, n_threads=threads)
+        drafter = open_drafter(file, model, n_ctx=1024, n_threads=threads)
         try:
             timing = time_drafter(drafter, file.config.feature_size, WIDTHS)
         finally:

@@ -212,6 +212,10 @@ def test_conversion_keeps_every_bit(kind: str, tmp_path: Path) -> None:
     arrays = file.arrays()
     assert set(arrays) == set(given)
     assert all(arrays[name].tobytes() == array.tobytes() for name, array in given.items())
+    convert_checkpoint(tmp_path / "d.gguf", tmp_path / "again")
+    again = read_checkpoint(tmp_path / "again")
+    assert again.config == config
+    assert all(again.tensors[name].tobytes() == array.tobytes() for name, array in given.items())
 
 
 def test_an_own_mask_embedding_is_refused(tmp_path: Path) -> None:

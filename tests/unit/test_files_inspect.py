@@ -162,7 +162,7 @@ def test_facts_of_a_foreign_drafter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "kind"),
     [
-        (["DFlashDraftModel"], "DFlash drafter"),
+        (["DominoDraftModel"], "Domino drafter"),
         (["Qwen3DSparkModel"], "DSpark drafter"),
         (["Qwen3ForCausalLM"], "model folder"),
         (None, "model folder"),

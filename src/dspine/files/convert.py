@@ -12,7 +12,7 @@ from dspine.files.dtypes import Array
 from dspine.files.gguf_file import StoredTensor
 from dspine.files.gguf_writer import Progress
 from dspine.files.pairing import check_fit, check_pair, describe_target
-from dspine.files.schema import DSpineConfig, Pair
+from dspine.files.schema import Pair
 from dspine.files.source import Source, float_tensors, read_source
 
 
@@ -105,11 +105,6 @@ def _write_folder(
         )
     if output.exists() and output.resolve() == read.path.resolve():
         raise FileError(f"{output} is what is read: name another folder")
-    if not isinstance(read.config, DSpineConfig):
-        raise FileError(
-            f"{read.path} is a {read.config.kind} drafter, of which no checkpoint folder can be "
-            f"written: give a name that ends in .gguf"
-        )
     write_checkpoint(
         output,
         read.config,
