@@ -236,10 +236,10 @@ def _check_ready(folder: Path, ready: SafeTensor | None) -> None:
 def _reference_config(
     values: Mapping[str, Any], tensors: Mapping[str, SafeTensor]
 ) -> Mapping[str, Any]:
-    """The reference layout's config completed by what that implementation has fixed.
+    """The reference layout's config completed by what that implementation has built in.
 
-    Block 16, full attention and top_k 16 are built in there; rank and message size follow from
-    the tensors (as SpecForge's converter does it).
+    Block 16, full attention and top_k 16, where the config does not state its own; rank and
+    message size follow from the tensors (as SpecForge's converter does it).
     """
     inner = values.get("config", values)
     if not isinstance(inner, dict):
@@ -247,25 +247,30 @@ def _reference_config(
     message = tensors.get("injection.message.weight")
     if message is None or len(message.shape) != 2:
         raise FileError("injection.message.weight is missing: this is no DSpine checkpoint")
-    dflash = inner.get("dflash_config")
-    if not isinstance(dflash, dict) or not dflash.get("target_layer_ids"):
+    dflash = inner.get("dflash_config", {})
+    stated = inner.get("dspine_config", {})
+    if not isinstance(dflash, dict) or not isinstance(stated, dict):
+        raise FileError(f"{CONFIG_FILE}: dflash_config and dspine_config must be tables")
+    taps = dflash.get("target_layer_ids") or inner.get("target_layer_ids")
+    if not taps:
         raise FileError(f"{CONFIG_FILE} must name dflash_config.target_layer_ids")
     layers = checkpoint_config.layer_count(inner)
+    built_in: dict[str, Any] = {"layer_types": [checkpoint_config.FULL] * layers}
+    if "block_size" not in dflash:
+        built_in["block_size"] = 16
+    if inner.get("sliding_window") and inner.get("use_sliding_window") is True:
+        built_in["layer_types"] = [checkpoint_config.SLIDING] * layers
+    own = {k: v for k, v in inner.items() if k != "target_layer_ids" and v is not None}
     return {
-        **inner,
+        **built_in,
+        **own,
         "architectures": [checkpoint_config.ARCHITECTURE_NAME],
-        "block_size": 16,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "layer_types": [checkpoint_config.FULL] * layers,
-        "dflash_config": {
-            "mask_token_id": dflash.get("mask_token_id"),
-            "target_layer_ids": dflash["target_layer_ids"],
-        },
+        "dflash_config": {**dflash, "target_layer_ids": taps},
         "dspine_config": {
+            "top_k": 16,
+            **stated,
             "message_size": message.shape[0],
             "transfer_rank": message.shape[1],
-            "top_k": 16,
         },
     }
 
@@ -274,6 +279,11 @@ def _add_reference_codes(folder: Path, tensors: dict[str, SafeTensor]) -> None:
     codes = read_safetensors(folder / TRANSFER_FILE).tensors.get("codes")
     if codes is None:
         raise FileError(f"{folder / TRANSFER_FILE} has no tensor codes: copy the folder again")
+    if "transfer_codes" in tensors:
+        raise FileError(
+            f"{folder} has transfer codes in {TRANSFER_FILE} and beside the other weights: remove "
+            f"the file that does not belong to it"
+        )
     tensors["transfer_codes"] = codes
     tensors[READY] = SafeTensor("BOOL", np.array(True))
 
