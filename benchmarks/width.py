@@ -23,12 +23,12 @@ from width_traces import Recording, record
 import dspine
 from dspine.default_pair import choose_pair
 from dspine.engine.adaptive import AdaptiveWidth
-from dspine.engine.calibrate import Calibration
 from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal
 from dspine.engine.proposers import NgramProposer
 from dspine.engine.width import FixedWidth, Outcome, WidthPolicy
+from dspine.measured import Calibration
 
 MOST = 15
 TRACES = common.HERE.parent / "build" / "width-traces.json.gz"

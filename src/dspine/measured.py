@@ -71,8 +71,9 @@ class Calibration:
     """`rows_ms[flash_attention][n]`: a target decode of n rows; `draft_ms[w]`: a draft of width w.
 
     `draft_ms` is empty without a drafter. Both were taken at `depth`, and some counts again at
-    `deep` (`deep_ms`, empty where the target is too slow for that). `context_ms` is what the
-    drafter needs for a feature row that waited. All with `n_threads`, 0 for as many as asked for.
+    `deep` (`deep_ms`: with the settings that are of use, empty where the target is too slow for
+    that). `context_ms` is what the drafter needs for a feature row that waited. All with
+    `n_threads`, 0 for as many as asked for.
     """
 
     rows_ms: dict[bool, dict[int, float]]
@@ -92,9 +93,11 @@ class Calibration:
     def costs(self, flash_attention: bool) -> CostTable:
         """What a step's parts cost with that attention setting."""
         rows = self.rows_ms[flash_attention]
+        # A setting that is of no use was not timed there: it grows like the other one.
+        timed = flash_attention if flash_attention in self.deep_ms else not flash_attention
         slopes = {}
-        for count, ms in self.deep_ms.get(flash_attention, {}).items():
-            near = interpolate(rows, count)
+        for count, ms in self.deep_ms.get(timed, {}).items():
+            near = interpolate(self.rows_ms[timed], count)
             # At most in proportion to the context: what is beyond that was a disturbance.
             further = min(max(ms, near), near * self.deep / self.depth)
             slopes[count] = (further - near) / (self.deep - self.depth)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import dspine
-from dspine.engine.calibrate import Calibration
 from dspine.engine.compare import Comparison
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Step
@@ -24,6 +23,7 @@ from dspine.files.pairing import describe_target
 from dspine.files.schema import DSpineConfig, TrainingRecord
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
+from dspine.measured import Calibration
 from tests.support.drafter_files import weights
 from tests.support.tiny_models import tiny_llama, tiny_qwen35
 

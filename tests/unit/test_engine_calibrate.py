@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dspine.drafters.base import Draft, Draw
 from dspine.engine import calibrate
-from dspine.engine.calibrate import Calibration, cached, never_cheaper, row_counts, time_rows
+from dspine.engine.calibrate import never_cheaper, row_counts, time_rows
+from dspine.engine.kept import cached, file_identity
 from dspine.engine.measure import fewer_threads
+from dspine.measured import NOISY, Calibration
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_target import FakeTarget, mixing
 
@@ -61,12 +64,12 @@ def test_a_disturbance_hits_both_attention_settings(clock: Clock) -> None:
             nonlocal decodes
             super().decode(tokens, position, "all")
             decodes += 1
-            # Half of the whole time, in one piece.
-            clock.now += 0.010 * len(tokens) * (2 if decodes > 19 else 1)
+            # In one piece, and not over the same counts of both.
+            clock.now += 0.010 * len(tokens) * (2 if 5 <= decodes <= 9 else 1)
 
     targets = {flash: Disturbed(mixing(50, 1), 50, n_ctx=60, n_batch=16) for flash in (True, False)}
     timing = time_rows(targets, [7] * 60, (1, 2, 4), depth=16, repeats=6)
-    assert decodes == 40, "two for the depth, six rounds, one row twice in the first"
+    assert decodes == 19, "two for the depth, all once, one row twice, then what is in doubt"
     assert list(timing.ms) == [False, True]
     assert timing.ms[False] == pytest.approx({1: 10.0, 2: 20.0, 4: 40.0})
     assert timing.ms[True] == pytest.approx(timing.ms[False])
@@ -102,10 +105,32 @@ def test_the_budget_also_bounds_the_first_round(
 
 
 def test_nothing_repeated_is_no_certainty() -> None:
-    assert calibrate.spread({1: [5.0], 2: [6.0]}, 2) == calibrate.NOISY
+    assert calibrate.spread({1: [5.0], 2: [6.0]}, 2) == NOISY
     # Two times that differ by half: typical is the upper one.
     assert calibrate.spread({1: [5.0, 7.5]}, 1) == pytest.approx(1.5)
-    assert calibrate.spread({1: [5.0, 7.5]}, 2) == calibrate.NOISY
+    assert calibrate.spread({1: [5.0, 7.5]}, 2) == NOISY
+
+
+def test_what_was_confirmed_is_not_timed_again(clock: Clock) -> None:
+    """Two times that agree end a count; the disturbed one is repeated until two do."""
+    target = Slow(mixing(50, 1), 50, n_ctx=60, n_batch=16)
+    target.clock = clock
+    # The depth; 1, 8, 1 and 4 rows; then what is in doubt: 8 and 4, and 4 twice more.
+    target.seconds = [1.0, 1.0, 2.0, 1.0, 9.0, 2.0, 1.5, 1.6, 1.52]
+    timing = time_rows({True: target}, [7] * 60, (1, 4, 8), depth=16, budget_ms=1e9)
+    assert [len(tokens) for _, tokens in target.decoded] == [16, 1, 8, 1, 4, 8, 4, 4, 4]
+    assert timing.ms[True] == pytest.approx({1: 1000.0, 4: 1500.0, 8: 2000.0})
+
+
+def test_a_setting_that_is_nowhere_faster_is_of_no_use() -> None:
+    fast, slow = {1: 10.0, 4: 14.0, 8: 20.0}, {1: 10.1, 4: 15.0, 8: 24.0}
+    assert calibrate.of_use({False: slow, True: fast}) == (True,)
+    assert calibrate.of_use({False: fast, True: slow}) == (False,)
+    crossing = {**slow, 1: 9.0}
+    assert calibrate.of_use({False: crossing, True: fast}) == (False, True)
+    noise = {count: 0.99 * ms for count, ms in fast.items()}
+    assert calibrate.of_use({False: noise, True: fast}) == (False,)
+    assert calibrate.of_use({True: slow}) == (True,)
 
 
 def test_the_drafter_is_timed_with_the_context_of_a_step(clock: Clock) -> None:
@@ -160,6 +185,9 @@ def test_the_slope_of_the_costs_comes_from_both_depths() -> None:
     table = found.costs(True)
     assert table.depth == 128 and table.slope_ms == pytest.approx({1: 0.01, 8: 0.0})
     assert Calibration(rows, {}).costs(True).slope_ms is None
+    other = replace(found, rows_ms={**rows, False: {1: 7.0, 8: 30.0}})
+    assert other.costs(False).slope_ms == pytest.approx({1: 0.01, 8: 0.0})
+    assert other.costs(False).rows_ms == {1: 7.0, 8: 30.0}
     disturbed = Calibration(rows, {}, depth=128, deep=256, deep_ms={True: {1: 26.0}})
     assert disturbed.costs(True).slope_ms == pytest.approx({1: 6.0 / 128})
 
@@ -190,7 +218,7 @@ def test_fewer_threads_that_win_on_a_busy_machine_are_not_kept(clock: Clock) -> 
     target = Busy(mixing(50, 1), 50, n_ctx=600, n_batch=64)
     target.clock = clock
     found = calibrate.choose_threads(target, target.set_threads, (2, 1), [7] * 36)
-    assert found == (1, calibrate.NOISY)
+    assert found == (1, NOISY)
 
 
 def test_more_rows_never_cost_less() -> None:
@@ -272,6 +300,6 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 def test_another_file_is_another_key(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"a")
-    before = calibrate.file_identity(file)
+    before = file_identity(file)
     file.write_bytes(b"ab")
-    assert calibrate.file_identity(file) != before
+    assert file_identity(file) != before

@@ -1,27 +1,19 @@
-"""Times target and drafter on this machine for n = 1 ... B rows, and keeps the result."""
+"""Times target and drafter on this machine for n = 1 ... B rows."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dspine.drafters.base import Drafter
-from dspine.engine.target import Target
-from dspine.measured import DEPTH as DEPTH
-from dspine.measured import FORMAT, interpolate
-from dspine.measured import NOISY as NOISY
-from dspine.measured import Calibration as Calibration
+from dspine.engine.target import Target, read_tokens
+from dspine.measured import DEPTH, NOISY, interpolate
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -51,8 +43,14 @@ DRAFTS_BUDGET_MS = 500.0
 FIRST_TURN = 4
 """Budgets after which what was not timed yet is taken from its neighbours."""
 
+SETTLED = 1.03
+"""Second best over best time of a case up to which it is not timed again."""
+
+NO_BETTER = 0.98
+"""Share of another setting's time under which a setting must be at some count to be of use."""
+
 STEADY = 1.15
-"""The same for the times that were repeated, where the budget allowed that for some only."""
+"""As NOISY, but for the times that were repeated, where the budget allowed that for some only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def time_rows(
     """
     for target in targets.values():
         target.clear()
-        _read(target, tokens, 0, depth)
+        read_tokens(target, tokens, 0, depth)
 
     def finish(target: Target, count: int) -> None:
         for row in range(count):
@@ -120,7 +118,7 @@ def time_deep(
     while depth + most < len(tokens) and (perf_counter() - started) * 1000.0 < budget_ms:
         end = min(depth + DEPTH, len(tokens) - most)
         for target in targets.values():
-            _read(target, tokens, depth, end)
+            read_tokens(target, tokens, depth, end)
         depth = end
     times = _time_after(
         targets, tokens, depth, counts, lambda target, _: target.wait(), repeats, budget_ms
@@ -146,7 +144,7 @@ def choose_threads(
         return candidates[0], 1.0
     target.clear()
     context, rows = tokens[:-4], tokens[-4:]
-    _read(target, context, 0, len(context))
+    read_tokens(target, context, 0, len(context))
     target.checkpoint()
     times: dict[tuple[int, int], list[float]] = {}
     began = perf_counter()
@@ -218,45 +216,6 @@ def time_drafter(
     return DraftTiming(best, spread(times, len(widths)), context_ms)
 
 
-def cached(
-    key: Mapping[str, Any],
-    folder: Path,
-    measure: Callable[[], Calibration],
-    *,
-    anew: bool = False,
-) -> tuple[Calibration, bool]:
-    """The calibration kept under `key`, else a new one; (calibration, whether it was kept).
-
-    `anew` measures in any case and replaces what is kept. A damaged file counts as none. A
-    folder that cannot be written costs the next start a measurement, nothing else. Noisy
-    measurements and empty ones are not kept.
-    """
-    text = json.dumps({"format": FORMAT, **key}, sort_keys=True)
-    file = folder / "calibration" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        if document["key"] == text and not anew:
-            return Calibration.from_json(document), True
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # nothing usable is there: measure
-    calibration = measure()
-    if calibration.rows_ms and not calibration.is_noisy:
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8"
-            ) as out:
-                json.dump({"key": text, **calibration.to_json()}, out)
-            Path(out.name).replace(file)
-    return calibration, False
-
-
-def file_identity(path: Path) -> list[str | int]:
-    """Name, size and time of a file: what a cached measurement is tied to."""
-    facts = path.stat()
-    return [path.name, facts.st_size, facts.st_mtime_ns]
-
-
 def row_counts(most: int) -> tuple[int, ...]:
     """The counts to time for blocks of up to `most` rows, the largest one included."""
     return tuple(sorted({*(count for count in ROWS if count < most), most}))
@@ -272,6 +231,23 @@ def never_cheaper(table: Mapping[int, float]) -> dict[int, float]:
     return dict(sorted(smooth.items()))
 
 
+def of_use(rows_ms: Mapping[bool, Mapping[int, float]]) -> tuple[bool, ...]:
+    """The settings that are the fastest one for some row count: one of them will be chosen.
+
+    Where they differ by noise alone, it is the one that is faster on the whole.
+    """
+    useful = tuple(
+        flash
+        for flash, table in sorted(rows_ms.items())
+        if all(
+            any(ms < NO_BETTER * other[count] for count, ms in table.items())
+            for setting, other in rows_ms.items()
+            if setting is not flash
+        )
+    )
+    return useful or (min(rows_ms, key=lambda flash: sum(rows_ms[flash].values())),)
+
+
 def spread(times: Mapping[Any, Sequence[float]], cases: int) -> float:
     """How far typical times lie above the best of their kind; at least NOISY when in doubt.
 
@@ -284,12 +260,6 @@ def spread(times: Mapping[Any, Sequence[float]], cases: int) -> float:
     typical = statistics.median(ratios)
     hurried = len(ratios) < cases and max(ratios) > STEADY
     return max(typical, NOISY) if hurried else typical
-
-
-def _read(target: Target, tokens: Sequence[int], first: int, end: int) -> None:
-    """Decode tokens first ... end - 1 at their own positions, without logits."""
-    for start in range(first, end, target.n_batch):
-        target.decode(tokens[start : min(start + target.n_batch, end)], start, "none")
 
 
 def _time_after(
@@ -336,22 +306,37 @@ def _take_turns(
     repeats: int,
     budget_ms: float,
 ) -> dict[Case, list[float]]:
-    """Times of the cases in turn, `repeats` times over or until the budget is spent.
+    """Times of the cases in turn until each is settled, at most `repeats` times over, or until
+    the budget is spent.
 
     `cases` begin with the smallest and the largest count in each of `settings`. Those are always
     timed and the smallest twice; the first turn of the others ends at FIRST_TURN budgets.
     """
-    smallest, first = list(cases[:settings]), list(cases[: 2 * settings])
-    turns = [*first, *smallest, *cases[2 * settings :], *list(cases) * (repeats - 1)]
     times: dict[Case, list[float]] = {}
-    started = perf_counter()
-    for turn, case in enumerate(turns):
-        spent = (perf_counter() - started) * 1000.0
-        limit = budget_ms if len(times) == len(cases) else FIRST_TURN * budget_ms
-        if turn >= len(first) + settings and spent > limit:
-            break
+    began = perf_counter()
+
+    def is_spent(budgets: float) -> bool:
+        return (perf_counter() - began) * 1000.0 > budgets * budget_ms
+
+    for case in (*cases[: 2 * settings], *cases[:settings]):
         times.setdefault(case, []).append(once(case))
+    for case in cases[2 * settings :]:
+        if is_spent(FIRST_TURN):
+            return times
+        times[case] = [once(case)]
+    for _ in range(repeats - 1):
+        for case in cases:
+            if is_spent(1):
+                return times
+            if not _is_settled(times[case]):
+                times[case].append(once(case))
     return times
+
+
+def _is_settled(values: Sequence[float]) -> bool:
+    """Whether the best time was confirmed by another one."""
+    best = sorted(values)[:2]
+    return len(best) == 2 and best[1] <= SETTLED * best[0]
 
 
 def _in_turn(counts: Sequence[int]) -> list[int]:

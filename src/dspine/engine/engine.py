@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from dspine.drafters.base import Drafter
-from dspine.engine.calibrate import Calibration
 from dspine.engine.choose import Chooser, GreedyChooser
 from dspine.engine.compare import Answer, Comparison, explain
 from dspine.engine.emit import Emitter
@@ -33,6 +32,7 @@ from dspine.engine.trace import Trace
 from dspine.engine.width import WidthPlan, WidthPolicy
 from dspine.errors import CapacityError, ClosedError, FileError, UsageError
 from dspine.llama.sampler_options import ChainOptions
+from dspine.measured import Calibration
 from dspine.text.chat_template import ChatTemplate, Message
 from dspine.text.grammar import GrammarOptions
 from dspine.text.matcher import Grammars

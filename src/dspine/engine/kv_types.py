@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dspine.engine.calibrate import file_identity
+from dspine.engine.kept import file_identity
 from dspine.engine.llama_target import LlamaTarget
 from dspine.errors import UsageError
 from dspine.llama.context import Context

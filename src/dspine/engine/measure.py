@@ -9,7 +9,7 @@ from typing import Any
 
 from dspine.drafters.base import Drafter
 from dspine.engine import calibrate
-from dspine.engine.calibrate import Calibration
+from dspine.engine.kept import cached, file_identity
 from dspine.engine.llama_target import LlamaTarget
 from dspine.errors import UsageError
 from dspine.files.drafter_file import DrafterFile
@@ -17,6 +17,7 @@ from dspine.kernels.build import library_path
 from dspine.llama.context import Context
 from dspine.llama.model import Model
 from dspine.machine import cpu_model, usable_cores
+from dspine.measured import DEPTH, NOISY, Calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ def calibrated(
         "cores": usable_cores(),
         "kernels": [model.library.kernels.text, library_path(Path(), "").name],
         "library": [
-            *calibrate.file_identity(model.library.file),
+            *file_identity(model.library.file),
             str(model.library.file.parent.resolve()),
         ],
-        "target": calibrate.file_identity(model.path),
-        "drafter": calibrate.file_identity(file.path) if file else None,
+        "target": file_identity(model.path),
+        "drafter": file_identity(file.path) if file else None,
         "cache_types": [conditions.cache_type_k, conditions.cache_type_v],
         "n_threads": [conditions.n_threads, *conditions.fewer_threads],
         "n_ctx": conditions.n_ctx,
@@ -86,9 +87,7 @@ def calibrated(
         "flash_attention": conditions.flash_attention,
         "rows": conditions.most_rows,
     }
-    found, _ = calibrate.cached(
-        key, folder, lambda: measure(model, file, drafter, conditions), anew=anew
-    )
+    found, _ = cached(key, folder, lambda: measure(model, file, drafter, conditions), anew=anew)
     return found
 
 
@@ -97,7 +96,7 @@ def measure(
 ) -> Calibration:
     """Choose the threads, time the target in both attention settings in turn, then the drafter."""
     most = conditions.most_rows
-    depth = min(calibrate.DEPTH, model.context_train - most)
+    depth = min(DEPTH, model.context_train - most)
     deep = max(depth, min(calibrate.DEEP, conditions.n_ctx, model.context_train - most))
     step = max(1, model.vocab_size // (deep + most + 1))
     tokens = [(index + 1) * step % model.vocab_size for index in range(deep + most)]
@@ -135,8 +134,9 @@ def measure(
         rows = calibrate.time_rows(targets, tokens, calibrate.row_counts(most), depth=depth)
         found = Calibration(rows.ms, {}, max(rows.noise, doubt), depth, n_threads=threads)
         if deep > depth:
-            reached, further = calibrate.time_deep(targets, tokens, (1, 4, most))
-            if reached >= depth + calibrate.DEPTH and further.noise < calibrate.NOISY:
+            useful = {flash: targets[flash] for flash in calibrate.of_use(rows.ms)}
+            reached, further = calibrate.time_deep(useful, tokens, (1, 4, most))
+            if reached >= depth + DEPTH and further.noise < NOISY:
                 found = replace(found, deep=reached, deep_ms=further.ms)
     if drafter is None or file is None:
         return found

@@ -8,6 +8,7 @@ from time import perf_counter
 from dspine.engine.loop import Run, StepResult
 from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposer
 from dspine.engine.rollback import MAX_REPLAY, Rollback
+from dspine.engine.target import read_tokens
 from dspine.engine.trace import DecodeRecord
 from dspine.engine.verify import accept_rows
 from dspine.engine.width import Outcome, WidthPolicy
@@ -120,9 +121,7 @@ class SpeculativeStepper:
         """
         run, held = self._run, self._rollback.held
         self._rollback.before_verify(0)
-        for first in range(held, position, run.target.n_batch):
-            tokens = tuple(run.sequence.tokens[first : min(first + run.target.n_batch, position)])
-            run.target.decode(tokens, first, "none")
+        for first, tokens in read_tokens(run.target, run.sequence.tokens, held, position):
             if run.trace is not None:
                 end = first + len(tokens)
                 run.trace.steps.append(DecodeRecord(first, tokens, end, len(tokens), 0))

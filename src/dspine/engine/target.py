@@ -93,3 +93,18 @@ class Target(Protocol):
 
     def put_back(self, snapshot: Snapshot) -> int:
         """Return to a snapshot's point, forgetting what came after it; the length there."""
+
+
+def read_tokens(
+    target: Target, tokens: Sequence[int], first: int, end: int
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Decode tokens first ... end - 1 at their own positions, without logits.
+
+    Returns the position and the tokens of each decode.
+    """
+    batches = []
+    for start in range(first, end, target.n_batch):
+        batch = tuple(tokens[start : min(start + target.n_batch, end)])
+        target.decode(batch, start, "none")
+        batches.append((start, batch))
+    return batches
