@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dspine.drafters.base import Draw, Drawn
 from dspine.engine.target import Target
+from dspine.text.forced import Forced
 
 Logits = npt.NDArray[np.float32]
 
@@ -30,6 +31,9 @@ class Constraint(Protocol):
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """How many of these drafts it permits in a row; its state stays as it is."""
+
+    def forced(self) -> Forced:
+        """Drafts for what must come next, if it leaves no choice; its state stays as it is."""
 
     def mark(self) -> object:
         """State to return to with `restore`."""
@@ -69,6 +73,9 @@ class Chooser(Protocol):
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """How many of these drafts can be right at all; more need not be verified."""
+
+    def forced(self) -> Forced:
+        """Drafts that a constraint suggests, none without one."""
 
     def draw(self) -> Draw | None:
         """How a drafter is to pick among its candidates now; None: the best ones."""
@@ -114,6 +121,9 @@ class GreedyChooser:
 
     def allowed(self, drafts: Sequence[int]) -> int:
         return len(drafts) if self._constraint is None else self._constraint.allowed(drafts)
+
+    def forced(self) -> Forced:
+        return Forced() if self._constraint is None else self._constraint.forced()
 
     def draw(self) -> Draw | None:
         return None

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from dspine.drafters.base import Draw, Drawn
 from dspine.engine.waiting import Copies
+from dspine.text.forced import Forced
 
 DRAFTER = "dspine"
 """What options and width policies call the drafter, whatever its kind."""
@@ -64,6 +65,8 @@ class Ask(NamedTuple):
     extra: int = 0
     copies: Copies | None = None
     """What taking drafts back costs; None where they are cut off for nothing."""
+    forced: Forced = Forced()
+    """What a grammar suggests."""
 
 
 class Confirmed(NamedTuple):

@@ -17,6 +17,7 @@ from dspine.engine.target import Target
 from dspine.errors import UsageError
 from dspine.llama.sampler import Candidates
 from dspine.llama.sampler_options import ChainOptions
+from dspine.text.forced import Forced
 
 Verification = Literal["auto", "match", "rejection"]
 
@@ -140,6 +141,9 @@ class SamplingChooser:
 
     def allowed(self, drafts: Sequence[int]) -> int:
         return len(drafts) if self._constraint is None else self._constraint.allowed(drafts)
+
+    def forced(self) -> Forced:
+        return Forced() if self._constraint is None else self._constraint.forced()
 
     def draw(self) -> Draw | None:
         options, position = self._options, self._position

@@ -72,8 +72,8 @@ class SpeculativeStepper:
             limit = min(limit, run.max_drafts)
         asked = limit > 0 and self._drafting and extra <= MAX_REPLAY
         if asked:
-            draw = run.chooser.draw()
-            ask = Ask(tokens[position], position, limit, draw, extra, rollback.copies)
+            draw, forced = run.chooser.draw(), run.chooser.forced()
+            ask = Ask(tokens[position], position, limit, draw, extra, rollback.copies, forced)
             proposal = self._proposer.propose(ask)
             if proposal.tokens:
                 proposal = proposal.first(run.chooser.allowed(proposal.tokens))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import LibraryError, UsageError
+from dspine.text.forced import BEFORE, Forced, ForcedDrafts
 from dspine.text.grammar import GrammarOptions, one_line
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class GrammarTokenizer(Protocol):
     """The part of a tokenizer that grammars need."""
 
     vocab_size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, nothing added."""
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of a token, empty for control tokens unless `special`."""
@@ -45,6 +49,7 @@ class Grammars:
         self._ends: frozenset[int] = frozenset()
         self._table: LLTokenizer | None = None
         self._compiled: dict[GrammarOptions, LLMatcher] = {}
+        self._forced = ForcedDrafts(tokenizer)
 
     def matcher(self, options: GrammarOptions) -> GrammarMatcher:
         """A matcher at the beginning of an answer.
@@ -55,7 +60,9 @@ class Grammars:
         self._compiled[options] = matcher
         while len(self._compiled) > KEPT:
             del self._compiled[next(iter(self._compiled))]
-        return GrammarMatcher(options, matcher, self._ends, self._tokenizer.vocab_size)
+        return GrammarMatcher(
+            options, matcher, self._ends, self._tokenizer.vocab_size, self._forced
+        )
 
     def _compile(self, options: GrammarOptions) -> LLMatcher:
         from llguidance import LLMatcher
@@ -99,13 +106,19 @@ class GrammarMatcher:
     """
 
     def __init__(
-        self, options: GrammarOptions, matcher: LLMatcher, ends: frozenset[int], vocab_size: int
+        self,
+        options: GrammarOptions,
+        matcher: LLMatcher,
+        ends: frozenset[int],
+        vocab_size: int,
+        forced: ForcedDrafts,
     ) -> None:
         self._options = options
         self._fresh = matcher
         self._matcher = matcher.deep_copy()
         self._ends = ends
         self._vocab_size = vocab_size
+        self._forced = forced
         self._tokens: list[int] = []
         # The library reads and writes whole 32-bit words.
         self._words = np.zeros((vocab_size + 31) // 32, np.int32)
@@ -140,6 +153,16 @@ class GrammarMatcher:
         ahead = self._matcher.deep_copy()
         return count + (ahead.consume_tokens(text) and ahead.is_accepting())
 
+    def forced(self) -> Forced:
+        """Drafts for the text that must come next, whatever the target would rather say; none
+        where it has a choice at once. Nothing advances.
+        """
+        if self._ended or self._matcher.is_stopped():
+            return Forced()
+        # Of a copy: what is forced is then held by the library as if it had come.
+        text = self._matcher.deep_copy().compute_ff_bytes()
+        return self._forced.guess(text, self._tokens[-BEFORE:], self.allowed) if text else Forced()
+
     def accept(self, token: int) -> None:
         """Advance by one emitted token; it must be an allowed one."""
         self._forbidden = None
@@ -147,6 +170,7 @@ class GrammarMatcher:
         if not (self._ended or token in self._ends or self._matcher.consume_token(token)):
             raise self._failed()
         self._tokens.append(token)
+        self._forced.saw(token)
 
     def mark(self) -> int:
         """State to return to with `restore`."""
