@@ -1,5 +1,8 @@
 """JSON of a schema, plain and speculative: valid, the same, how many drafts stay, what masks cost.
 
+Every task is answered a third time without the drafts that a grammar forces; the steps that they
+save are the difference.
+
 python benchmarks/structured_output.py --count 12
 """
 
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import common
 import numpy as np
@@ -18,8 +22,10 @@ from json_tasks import JsonTask, is_valid, json_tasks
 
 import dspine
 from dspine.default_pair import choose_pair
+from dspine.engine.stats import ProposerStats
 from dspine.llama.library import find_library
-from dspine.text.matcher import Grammars
+from dspine.text.forced import NOT_FORCED
+from dspine.text.matcher import GrammarMatcher, Grammars
 
 DRAFTS = 3
 BEST = 3
@@ -72,7 +78,13 @@ def answer(engine: dspine.Engine, task: JsonTask, predict: int) -> dict[str, Any
         )
 
     slow, fast = ask(True), ask(False)
-    identical = (slow.tokens, slow.text, slow.reason) == (fast.tokens, fast.text, fast.reason)
+    with mock.patch.object(GrammarMatcher, "forced", return_value=NOT_FORCED):
+        unforced = ask(False)
+    forced = fast.stats.proposers.get("grammar", ProposerStats())
+    identical = all(
+        (slow.tokens, slow.text, slow.reason) == (other.tokens, other.text, other.reason)
+        for other in (fast, unforced)
+    )
     reproduced = identical
     if not identical:
         told = engine.compare(task.prompt, grammar=grammar, max_tokens=predict).divergence
@@ -81,12 +93,15 @@ def answer(engine: dspine.Engine, task: JsonTask, predict: int) -> dict[str, Any
         "id": task.id,
         "identical": identical,
         "reproduced": reproduced,
-        "valid": follows(slow, task) and follows(fast, task),
+        "valid": all(follows(result, task) for result in (slow, fast, unforced)),
         "cut": fast.reason == "length",
         "tokens": len(fast.tokens),
         "steps": fast.stats.steps,
         "drafted": fast.stats.drafted,
         "accepted": fast.stats.accepted,
+        "forced_drafted": forced.drafted,
+        "forced_accepted": forced.accepted,
+        "steps_without_forced": unforced.stats.steps,
         "plain_ms": round(slow.stats.wall_ms, 1),
         "ms": round(fast.stats.wall_ms, 1),
         "logprob_gap": logprob_gap(slow, fast) if identical else None,
@@ -132,6 +147,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "acceptance_rate": round(
             sum(row["accepted"] for row in rows) / max(1, sum(row["drafted"] for row in rows)), 3
         ),
+        "acceptance_length_without_forced": round(
+            tokens / sum(row["steps_without_forced"] for row in rows), 3
+        ),
+        "forced_drafted": sum(row["forced_drafted"] for row in rows),
+        "forced_accepted": sum(row["forced_accepted"] for row in rows),
         "plain_tokens_per_second": round(tokens / plain_ms * 1000.0, 1),
         "tokens_per_second": round(tokens / ms * 1000.0, 1),
     }

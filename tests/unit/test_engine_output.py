@@ -196,8 +196,10 @@ def test_drafts_that_the_grammar_forbids_are_not_verified() -> None:
     events = engine.generate(case.prompt, grammar=JSON, max_tokens=30)
     steps = [event for event in events if isinstance(event, Step)]
     assert [token for step in steps for token in step.tokens] == expected.tokens
-    assert {step.drafted for step in steps[:-1]} == {1}
-    assert max(len(tokens) for _, tokens in target.decoded) == 2
+    assert {step.drafted for step in steps[:-1] if step.proposer == "dspine"} == {1}
+    # What the grammar forces is drafted all the same.
+    assert {step.proposer for step in steps} >= {"dspine", "grammar"}
+    assert not any(ord("z") in tokens for _, tokens in target.decoded)
 
 
 class Fused(Spread):

@@ -28,6 +28,7 @@ from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.width import FixedWidth
 from dspine.errors import UsageError
 from dspine.llama.sampler import Candidates
+from dspine.text.forced import NOT_FORCED, Forced
 from tests.support.engine_runs import collect
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.toy_target import (
@@ -172,6 +173,9 @@ class Forbid:
                 return count
             last = token
         return len(drafts)
+
+    def forced(self) -> Forced:
+        return NOT_FORCED
 
     def mark(self) -> object:
         return self.last

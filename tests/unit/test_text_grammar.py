@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspine.errors import UsageError
+from dspine.text.forced import NOT_FORCED
 from dspine.text.grammar import GrammarOptions, one_line
 from dspine.text.matcher import GrammarMatcher, Grammars
 
@@ -36,6 +37,16 @@ class WordTokenizer:
 
     def is_end(self, token: int) -> bool:
         return token in (END, OTHER_END)
+
+    def encode(self, text: str) -> list[int]:
+        """The longest word first."""
+        data, tokens = text.encode(), list[int]()
+        while data:
+            words = [i for i, word in enumerate(WORDS) if data.startswith(word)]
+            best = max(words, key=lambda i: len(WORDS[i]), default=None)
+            tokens.append(data[0] if best is None else 256 + best)
+            data = data[1 if best is None else len(WORDS[best]) :]
+        return tokens
 
 
 GRAMMARS = Grammars(WordTokenizer())
@@ -118,6 +129,58 @@ def test_mask_and_draft_check_agree_at_every_place(
         assert matcher.allowed([token, *wild]) == 1 + after(matcher, token, wild)
         matcher.accept(token)
     assert matcher.allowed([]) == 0 and allowed_tokens(matcher) == []
+
+
+@settings(deadline=None, max_examples=30)
+@given(options=ANY, seed=st.integers(0, 2**32))
+def test_forced_drafts_are_allowed_hold_the_forced_text_and_change_nothing(
+    options: GrammarOptions, seed: int
+) -> None:
+    answer, matcher = walk(GRAMMARS.matcher(options), seed), GRAMMARS.matcher(options)
+    fresh = GRAMMARS.matcher(options)
+    whole = text(answer).encode()
+    done = b""
+    for token in answer:
+        tokens, scores = matcher.forced()
+        assert len(tokens) == len(scores)
+        pieces = [WordTokenizer().piece(draft) for draft in tokens]
+        # All but the last token are forced text to their end, the last one begins with it.
+        assert whole.startswith(done + b"".join(pieces[:-1]))
+        assert whole[len(done + b"".join(pieces[:-1])) :][:1] == b"".join(pieces[-1:])[:1] or (
+            not tokens
+        )
+        assert matcher.allowed(tokens) == len(tokens)
+        assert allowed_tokens(matcher) == allowed_tokens(fresh)
+        for follower in (matcher, fresh):
+            follower.accept(token)
+        done += WordTokenizer().piece(token)
+    assert matcher.forced() == NOT_FORCED
+
+
+def test_forced_text_is_cut_as_before_and_ends_as_earlier_answers_did() -> None:
+    grammars = Grammars(WordTokenizer())
+    options = GrammarOptions.regex('\\{"name": (true|12),"ab"é')
+    matcher = grammars.matcher(options)
+    for token in (*b'{"', 256 + WORDS.index(b'name"')):
+        matcher.accept(token)
+    # Nothing was seen that goes on after the blank.
+    assert matcher.forced().tokens == tuple(b": ")
+    matcher = grammars.matcher(GrammarOptions.regex('x": 1'))
+    for token in (ord("x"), 256 + WORDS.index(b'": ')):
+        matcher.accept(token)
+    matcher = grammars.matcher(options)
+    for token in b'{"na':
+        matcher.accept(token)
+    tokens, scores = matcher.forced()
+    assert tokens == (*b"me", 256 + WORDS.index(b'": ')) and scores[-1] > 0.5
+    for token in b'me": t':
+        matcher.accept(token)
+    assert matcher.forced().tokens == (
+        *b'rue,"',
+        256 + WORDS.index(b"ab"),
+        ord('"'),
+        256 + WORDS.index("é".encode()),
+    )
 
 
 def after(matcher: GrammarMatcher, token: int, drafts: list[int]) -> int:

@@ -29,6 +29,9 @@ LOOKUP_PRIORS = (ScorePrior(), ScorePrior(0.8), ScorePrior(-1.0))
 SPREAD = (-1.5, 0.0, 1.5)
 """Logits by which typical chains differ from the mean one: most are good or bad."""
 
+FREE = ("ngram", "table", "grammar")
+"""Names of proposals that cost nothing."""
+
 SITUATIONS = 4
 WEAK, STRONG = 0.45, 0.75
 """No free draft, a weak one, a fair one, a strong one: what the drafter adds depends on it."""
@@ -97,7 +100,7 @@ class AdaptiveWidth:
         self._most = most_drafts
         self._block = block_size
         self._network = Reliability(NETWORK_PRIORS)
-        self._lookups = {name: Reliability(LOOKUP_PRIORS) for name in ("ngram", "table")}
+        self._lookups = {name: Reliability(LOOKUP_PRIORS) for name in FREE}
         self._bins: dict[tuple[float, ...], list[int]] = {}
         typical = _typical_chains(curve[: block_size - 1] or (0.5,))
         self._prospects = Prospects(self._network, typical, SITUATIONS)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dspine.drafters.base import Draw, Drawn
 from dspine.engine.target import Target
-from dspine.text.forced import Forced
+from dspine.text.forced import NOT_FORCED, Forced
 
 Logits = npt.NDArray[np.float32]
 
@@ -123,7 +123,7 @@ class GreedyChooser:
         return len(drafts) if self._constraint is None else self._constraint.allowed(drafts)
 
     def forced(self) -> Forced:
-        return Forced() if self._constraint is None else self._constraint.forced()
+        return NOT_FORCED if self._constraint is None else self._constraint.forced()
 
     def draw(self) -> Draw | None:
         return None

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from dspine.drafters.base import Draw, Drawn
 from dspine.engine.waiting import Copies
-from dspine.text.forced import Forced
+from dspine.text.forced import NOT_FORCED, Forced
 
 DRAFTER = "dspine"
 """What options and width policies call the drafter, whatever its kind."""
@@ -65,7 +65,7 @@ class Ask(NamedTuple):
     extra: int = 0
     copies: Copies | None = None
     """What taking drafts back costs; None where they are cut off for nothing."""
-    forced: Forced = Forced()
+    forced: Forced = NOT_FORCED
     """What a grammar suggests."""
 
 

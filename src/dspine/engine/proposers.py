@@ -23,6 +23,9 @@ T = TypeVar("T")
 TABLE = "table"
 """The name under which proposals of the table are counted."""
 
+GRAMMAR = "grammar"
+"""The name of proposals of what a grammar forces."""
+
 LEAST_REACH = 0.1
 """Chance of a table draft to be reached under which the table is not asked for more."""
 
@@ -284,6 +287,10 @@ class AutoProposer:
     def propose(self, ask: Ask) -> Proposal:
         ngram, drafter = self._ngram, self._drafter
         found = ngram.look_up(ask) if ngram is not None else []
+        if ask.forced.tokens:
+            count = min(ask.limit, self._policy.most(GRAMMAR))
+            forced = Proposal(ask.forced.tokens, ask.forced.scores, GRAMMAR).first(count)
+            found += [forced] if forced.tokens else []
         drafted = NOTHING
         if drafter is None or not drafter.can_draft(ask):
             self._policy.ask(found, ask, None)

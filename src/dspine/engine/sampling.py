@@ -17,7 +17,7 @@ from dspine.engine.target import Target
 from dspine.errors import UsageError
 from dspine.llama.sampler import Candidates
 from dspine.llama.sampler_options import ChainOptions
-from dspine.text.forced import Forced
+from dspine.text.forced import NOT_FORCED, Forced
 
 Verification = Literal["auto", "match", "rejection"]
 
@@ -143,7 +143,7 @@ class SamplingChooser:
         return len(drafts) if self._constraint is None else self._constraint.allowed(drafts)
 
     def forced(self) -> Forced:
-        return Forced() if self._constraint is None else self._constraint.forced()
+        return NOT_FORCED if self._constraint is None else self._constraint.forced()
 
     def draw(self) -> Draw | None:
         options, position = self._options, self._position

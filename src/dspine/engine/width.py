@@ -144,7 +144,7 @@ class FixedWidth:
 
     def __init__(self, drafts: Mapping[str, int], costs: StepCosts | None = None) -> None:
         self._drafts = dict(drafts)
-        self._found = NOTHING
+        self._found = self._forced = NOTHING
         self._costs = costs
         self._rule = StoringRule()
         self._is_due = False
@@ -157,11 +157,19 @@ class FixedWidth:
         """Every request is the same to it."""
 
     def most(self, proposer: str) -> int:
+        if proposer == "grammar":
+            return max(self._drafts.values(), default=0)
         return self._drafts.get(proposer, 0)
 
     def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:
-        """A free proposal with a good score is taken; else the drafter is asked."""
-        self._found = max(free, key=_first_score, default=NOTHING)
+        """A free proposal with a good score is taken; else the drafter is asked.
+
+        What a grammar forces corrects either of them.
+        """
+        forced = [proposal for proposal in free if proposal.proposer == "grammar"]
+        self._forced = forced[0] if forced else NOTHING
+        others = [proposal for proposal in free if proposal.proposer != "grammar"]
+        self._found = max(others, key=_first_score, default=NOTHING)
         self._is_due = self._should_store(request, drafts=waiting is not None)
         if self._is_due or waiting is None or _first_score(self._found) >= TRUSTED:
             return 0
@@ -171,7 +179,8 @@ class FixedWidth:
         if self._is_due:
             return NOTHING
         chosen = drafted if drafted.tokens else self._found
-        return chosen.first(self.most(DRAFTER if drafted.tokens else "ngram"))
+        chosen = chosen.first(self.most(DRAFTER if drafted.tokens else "ngram"))
+        return _likelier(chosen, self._forced)
 
     def observe(self, outcome: Outcome) -> None:
         """It learns no chances, only what a token costs where rows may wait."""
@@ -190,6 +199,20 @@ class FixedWidth:
         width = 1 + min(wanted, request.limit)
         token_ms = min(1.0, self._pace) * self._plain
         return self._rule.due(rows, request.extra, width, token_ms)
+
+
+def _likelier(one: Proposal, other: Proposal) -> Proposal:
+    """The one that scores higher where they part, or that goes on where the other ends.
+
+    Of what was drawn the tokens must not matter, so the first scores alone decide.
+    """
+    place = 0
+    if not one.drawn:
+        pairs = zip(one.tokens, other.tokens, strict=False)
+        place = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
+    if place < 0 or min(len(one.tokens), len(other.tokens)) <= place:
+        return one if len(one.tokens) >= len(other.tokens) else other
+    return one if one.scores[place] >= other.scores[place] else other
 
 
 def _first_score(proposal: Proposal) -> float:

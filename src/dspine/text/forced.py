@@ -29,6 +29,10 @@ class Forced(NamedTuple):
     scores: tuple[float, ...] = ()
 
 
+NOT_FORCED = Forced()
+"""Nothing is forced."""
+
+
 class ForcedTokenizer(Protocol):
     """The part of a tokenizer that this needs."""
 
@@ -65,7 +69,7 @@ class ForcedDrafts:
         if tokens is None:
             tokens, inside = self._cut("", known), AT_ODDS
         if not tokens:
-            return Forced()
+            return NOT_FORCED
         *body, last = tokens
         scores = [inside] * len(body)
         ending = self._ending(self._tokenizer.piece(last), body, allowed)

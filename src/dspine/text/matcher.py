@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import LibraryError, UsageError
-from dspine.text.forced import BEFORE, Forced, ForcedDrafts
+from dspine.text.forced import BEFORE, NOT_FORCED, Forced, ForcedDrafts
 from dspine.text.grammar import GrammarOptions, one_line
 
 if TYPE_CHECKING:
@@ -158,10 +158,12 @@ class GrammarMatcher:
         where it has a choice at once. Nothing advances.
         """
         if self._ended or self._matcher.is_stopped():
-            return Forced()
+            return NOT_FORCED
         # Of a copy: what is forced is then held by the library as if it had come.
         text = self._matcher.deep_copy().compute_ff_bytes()
-        return self._forced.guess(text, self._tokens[-BEFORE:], self.allowed) if text else Forced()
+        if not text:
+            return NOT_FORCED
+        return self._forced.guess(text, self._tokens[-BEFORE:], self.allowed)
 
     def accept(self, token: int) -> None:
         """Advance by one emitted token; it must be an allowed one."""
