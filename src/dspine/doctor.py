@@ -73,6 +73,9 @@ class Report:
     deep_ms: dict[int, float] = field(default_factory=dict)
     threads: int = 0
     """The number that would be used."""
+    rollback: str = ""
+    """How rejected drafts would be taken back."""
+    rollback_reason: str = ""
     speculation: Speculation | None = None
     notes: list[str] = field(default_factory=list)
     """Worth knowing, but nothing is wrong."""
@@ -104,6 +107,8 @@ class Report:
             "deep": self.deep,
             "deep_ms": _text_keys(self.deep_ms),
             "threads": self.threads,
+            "rollback": self.rollback,
+            "rollback_reason": self.rollback_reason,
             "speculation": self.speculation and asdict(self.speculation),
         }
 
@@ -154,6 +159,8 @@ def _examine(question: Question, report: Report, on_stage: Callable[[str], None]
                 report.notes.append(FLASH_STAYS_ON)
             report.notes += [DISTURBED] if measured.is_noisy else []
         report.speculation = _judge(engine)
+        report.rollback = engine.rollback
+        report.rollback_reason = engine.rollback_reason
 
 
 def _open(question: Question, model: Path, drafter: Path | None) -> Engine:

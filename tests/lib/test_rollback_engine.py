@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import dspine
+from dspine.engine import state_copies
 from dspine.engine.compare import Comparison
 from dspine.engine.engine import Engine
 from dspine.errors import UsageError
@@ -78,10 +80,56 @@ def test_auto_picks_what_the_memory_allows(files: dict[str, tuple[Path, Path]]) 
     assert found == {
         "llama": "trim",
         "gemma2": "trim",
-        "qwen35": "checkpoint",
-        "lfm2": "checkpoint",
+        "qwen35": "snapshots",
+        "lfm2": "snapshots",
         "mamba": "checkpoint",
     }
+
+
+def test_auto_keeps_snapshots_where_they_are_small(
+    files: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = files["qwen35"]
+    for free, options, mode, reason in (
+        (2**33, {}, "snapshots", "15 snapshots take .* MiB, at most 5% of the 8192 MiB"),
+        (2**33, {"spec_draft_n_max": 3}, "snapshots", "3 snapshots take"),
+        (2**33, {"n_batch": 8}, "checkpoint", r"need batches of 17 tokens \(-b\)"),
+        (2**33, {"proposer": "none"}, "checkpoint", "nothing is drafted"),
+        (2**33, {"rollback": "checkpoint"}, "checkpoint", "as was asked for"),
+        (2**17, {}, "checkpoint", "more than 5% of the 0 MiB"),
+        (None, {}, "checkpoint", "how much memory is free is unknown"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(state_copies, "free_state_bytes", lambda _model, free=free: free)
+            with load(pair, **options) as engine:
+                assert engine.rollback == mode
+                assert re.search(reason, engine.rollback_reason)
+
+
+def test_an_interrupted_answer_is_not_read_again(files: dict[str, tuple[Path, Path]]) -> None:
+    """With snapshots the memory keeps all that was confirmed, the anchor included."""
+    with load(files["qwen35"], proposer="ngram") as engine:
+        assert engine.rollback == "snapshots"
+        target = engine._parts.target
+        decode, calls = target.decode, 0
+
+        def interrupted(*arguments: Any) -> None:
+            nonlocal calls
+            decode(*arguments)
+            calls += 1
+            if calls == 6:
+                raise KeyboardInterrupt
+
+        target.decode = interrupted  # type: ignore[method-assign, assignment]
+        cut = engine.complete(PROMPT, max_tokens=40)
+        target.decode = decode  # type: ignore[method-assign]
+        assert cut.reason == "cancelled" and cut.tokens
+        said = [*engine.encode(PROMPT), *cut.tokens]
+        assert engine.held.tokens == len(said)
+        rest = engine.complete([*said, 5], max_tokens=20)
+        assert rest.stats.cached_tokens == len(said)
+        cold = engine.complete([*said, 5], max_tokens=20, cache_prompt=False)
+        assert rest.tokens == cold.tokens
 
 
 @pytest.mark.parametrize(

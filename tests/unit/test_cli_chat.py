@@ -396,7 +396,8 @@ def test_stats_are_of_the_last_answer_and_of_all(capsys: pytest.CaptureFixture[s
     assert f"prompt: {len('~[u]ab[a]AB[u]xyz[a]')} tokens, {len('~[u]ab[a]AB')} of them" in last
     assert everything.startswith("7 tokens in ") and "without drafts: 7 steps" in everything
     used = len("~[u]ab[a]AB[u]xyz[a]XYZ")
-    assert everything.endswith(f"context: {used} of 400 tokens used ({100 * used / 400:.0f} %)\n")
+    context = f"context: {used} of 400 tokens used ({100 * used / 400:.0f} %)"
+    assert everything.endswith(f"{context}\nrollback: trim\n")
 
 
 def test_drafts_are_shown_with_a_legend(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dspine.engine.proposal import NOTHING, Ask, Proposal
-from dspine.engine.width import FixedWidth, best_width, expected_tokens, plan_widths
+from dspine.engine.waiting import Copies
+from dspine.engine.width import (
+    FixedWidth,
+    best_width,
+    copying_ms,
+    expected_tokens,
+    plan_widths,
+)
 
 
 def test_expected_tokens_of_a_conditional_curve() -> None:
@@ -76,3 +83,18 @@ def test_fixed_width_keeps_what_it_was_told() -> None:
 
 def proposal(name: str, scores: list[float]) -> Proposal:
     return Proposal(tuple(range(len(scores))), tuple(scores), name)
+
+
+def test_taking_drafts_back_counts_where_it_copies_a_state() -> None:
+    rows = {count: 10.0 + 2.0 * (count - 1) for count in range(1, 9)}
+    none, some = Copies(0.0, 0.0), Copies(1.0, 0.5)
+    # Drafts that are always right cost the copy before the block alone.
+    assert copying_ms(rows, [1.0], 4, some, 2.0) == pytest.approx(1.0)
+    # The first draft is always wrong: one row of 2 ms is decoded again, and then carried or
+    # stored, whichever is less: a step that is plain loses (2 - 1) * 10 ms.
+    assert copying_ms(rows, [0.0], 2, some, 2.0) == pytest.approx(1.0 + 0.5 + 2.0 + 2.0)
+    assert copying_ms(rows, [0.0], 2, some, 1.1) == pytest.approx(1.0 + 0.5 + 2.0 + 1.0)
+    free = best_width(rows, {}, [0.5], 8)
+    assert best_width(rows, {}, [0.5], 8, none).speedup < free.speedup
+    dear = best_width(rows, {}, [0.5], 8, Copies(8.0, 8.0))
+    assert free.width > 1 and dear.width == 1

@@ -14,7 +14,7 @@ import click
 from dspine.cli import INTERRUPTED
 from dspine.cli.chat_input import Entry, Reader, read_entry
 from dspine.cli.chat_settings import ChatSettings
-from dspine.cli.chat_stats import add_up, context_line, stats_lines
+from dspine.cli.chat_stats import add_up, context_line, rollback_line, stats_lines
 from dspine.cli.output import speed_line, warn
 from dspine.cli.token_colours import TokenColours, legend
 from dspine.engine.events import Event, Finish, Step
@@ -226,7 +226,9 @@ class Chat:
         if len(self._answers) > 1:
             title = f"all {len(self._answers)} answers"
             click.echo("\n".join(stats_lines(title, add_up(self._answers))))
-        click.echo(context_line(self._session.count_tokens(), self._session.engine.n_ctx))
+        engine = self._session.engine
+        click.echo(context_line(self._session.count_tokens(), engine.n_ctx))
+        click.echo(rollback_line(engine.rollback, engine.rollback_reason))
 
     def _retry(self, _rest: str) -> None:
         self._answer(lambda options: self._session.regenerate(**options))

@@ -60,3 +60,8 @@ def stats_lines(title: str, stats: Stats) -> list[str]:
 
 def context_line(used: int, n_ctx: int) -> str:
     return f"context: {used} of {n_ctx} tokens used ({100 * used / n_ctx:.0f} %)"
+
+
+def rollback_line(mode: str, reason: str) -> str:
+    """How rejected drafts are taken back, and why so."""
+    return f"rollback: {mode} ({reason})" if reason else f"rollback: {mode}"

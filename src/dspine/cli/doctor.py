@@ -77,6 +77,8 @@ def lines(report: Report) -> Iterator[str]:
     if report.speculation is not None:
         yield f"drafter      {report.speculation.drafter or 'none'}"
         yield f"speculation  {report.speculation.verdict}"
+    if report.rollback:
+        yield f"rollback     {report.rollback}: {report.rollback_reason}"
     for note in report.notes:
         yield f"note         {note}"
     for problem in report.problems:

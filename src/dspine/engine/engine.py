@@ -76,6 +76,7 @@ class EngineParts:
     template: ChatTemplate | None = None
     is_recurrent: bool = False
     rollback: RollbackMode | None = None
+    rollback_reason: str = ""
     drafter: Drafter | None = None
     drafter_path: Path | None = None
     max_positions: int = 0
@@ -157,6 +158,11 @@ class Engine:
     def rollback(self) -> RollbackMode:
         """How rejected drafts leave the target's memory: trim, snapshots or checkpoint."""
         return self._parts.rollback or ("checkpoint" if self._parts.is_recurrent else "trim")
+
+    @property
+    def rollback_reason(self) -> str:
+        """Why it is that mode; empty where nobody chose."""
+        return self._parts.rollback_reason
 
     @property
     def disabled_reason(self) -> str | None:

@@ -20,11 +20,20 @@ from dspine.engine.ngram_table import NgramTable
 from dspine.engine.prompt import token_text
 from dspine.engine.proposal import DRAFTER
 from dspine.engine.proposers import LOOKUP_SCORES
-from dspine.engine.rollback import MAX_REPLAY, ROLLBACK_CHOICES, check_snapshots, choose_rollback
+from dspine.engine.rollback import (
+    MAX_REPLAY,
+    ROLLBACK_CHOICES,
+    RollbackMode,
+    check_snapshots,
+    choose_rollback,
+)
+from dspine.engine.state_copies import measure_copies, snapshots_or_not
+from dspine.engine.waiting import Copies
 from dspine.engine.width import (
     FixedWidth,
     WidthPolicy,
     best_width,
+    copying_ms,
     expected_tokens,
     plan_widths,
 )
@@ -201,6 +210,12 @@ def load_parts(options: LoadOptions) -> EngineParts:
         rollback = choose_rollback(
             options.rollback, is_recurrent=model.is_recurrent, architecture=model.architecture
         )
+        block = file.config.block_size if file else 1
+        most = max(MAX_NGRAM_WIDTH, block)
+        drafts = (
+            0 if options.proposer == "none" else min(options.spec_draft_n_max or most, most - 1)
+        )
+        rollback, why, copies = _settle_rollback(rollback, options, model, drafts)
         flash = options.flash_attention
         if flash is None and model.library.kernels.active:
             # Our kernels take over attention only as one operation; cut into products it would
@@ -222,8 +237,6 @@ def load_parts(options: LoadOptions) -> EngineParts:
             drafter = open_drafter(file, model, n_ctx=n_ctx, n_threads=n_threads)
             stack.callback(drafter.close)
 
-        block = file.config.block_size if file else 1
-        most = max(MAX_NGRAM_WIDTH, block)
         measured = plan = disabled = costs = None
         curve = (file.record.acceptance_curve if file else ()) or UNKNOWN_CURVE
         if options.calibrate:
@@ -246,21 +259,18 @@ def load_parts(options: LoadOptions) -> EngineParts:
             if file is not None and not file.record.acceptance_curve:
                 notices.append(assumes_acceptance(file.path))
             rows_ms = measured.rows_ms if flash is None else {flash: measured.rows_ms[flash]}
-            plan = plan_widths(rows_ms, measured.draft_ms, curve, NGRAM_CURVE, most, block)
+            plan = plan_widths(rows_ms, measured.draft_ms, curve, NGRAM_CURVE, most, block, copies)
             costs = measured.costs(plan.flash_attention)
             hoped = [0.5 + 0.5 * chance for chance in curve]
             if drafter is not None and options.spec_draft_n_max is None:
-                choice = best_width(plan.cost_ms, measured.draft_ms, hoped, block)
+                choice = best_width(plan.cost_ms, measured.draft_ms, hoped, block, copies)
                 if choice.width < 2:
                     drafter.close()
                     drafter = None
-                    disabled = does_not_pay(plan.cost_ms, measured.draft_ms, hoped, block)
+                    disabled = does_not_pay(plan.cost_ms, measured.draft_ms, hoped, block, copies)
         if flash is None:
             flash = plan.flash_attention if plan else needs_flash(options.cache_type_v)
         # Snapshots cost memory all the time: as many as may be drafted, and none without drafts.
-        drafts = (
-            0 if options.proposer == "none" else min(options.spec_draft_n_max or most, most - 1)
-        )
         snapshots = drafts if rollback == "snapshots" else 0
         context = stack.enter_context(
             Context(
@@ -292,6 +302,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             proposer=options.proposer,
             template=_template(options, model),
             rollback=rollback,
+            rollback_reason=why,
             is_recurrent=model.is_recurrent,
             drafter=drafter,
             drafter_path=options.drafter,
@@ -314,6 +325,22 @@ def load_parts(options: LoadOptions) -> EngineParts:
         )
         parts.close = stack.pop_all().close
         return parts
+
+
+def _settle_rollback(
+    mode: RollbackMode, options: LoadOptions, model: Model, drafts: int
+) -> tuple[RollbackMode, str, Copies | None]:
+    """The mode, why it is that one, and what its copies cost (None: nothing)."""
+    if mode != "checkpoint":
+        wanted = "as was asked for" if options.rollback == mode else ""
+        return mode, wanted or "the memory is one of separate positions", None
+    if not drafts:
+        return mode, "nothing is drafted", None
+    copies = measure_copies(model, drafts, n_threads=options.n_threads or physical_cores())
+    if options.rollback != "auto":
+        return mode, "as was asked for", copies.times
+    fits, why = snapshots_or_not(copies, drafts, options.n_batch)
+    return ("snapshots", why, None) if fits else (mode, why, copies.times)
 
 
 def make_policy(
@@ -356,13 +383,20 @@ def does_not_pay(
     draft_ms: Mapping[int, float],
     curve: Sequence[float],
     block_size: int,
+    copies: Copies | None = None,
 ) -> str:
-    """The verdict with its numbers: what the least bad width gives and what it costs."""
+    """The verdict with its numbers: what the least bad width gives and what it costs.
+
+    `copies`: what taking drafts back costs, if it does.
+    """
     plain = interpolate(cost_ms, 1)
 
     def gain(width: int) -> tuple[float, float]:
         cost = interpolate(cost_ms, width) + interpolate(draft_ms, width)
-        return expected_tokens(curve, width), cost / plain
+        tokens = expected_tokens(curve, width)
+        if copies is not None:
+            cost += copying_ms(cost_ms, curve, width, copies, tokens * plain / cost)
+        return tokens, cost / plain
 
     width = max(range(2, block_size + 1), key=lambda w: gain(w)[0] / gain(w)[1])
     tokens, cost = gain(width)

@@ -45,5 +45,6 @@ class PlainStepper:
     def undo(self) -> None:
         length = self._run.sequence.anchor_position
         target = self._run.target
-        if target.length() > length and not target.trim(length):
-            target.clear()  # recurrent state has no earlier version
+        # Recurrent state has no earlier version; that after the anchor, which is confirmed, stays.
+        if target.length() > length and not target.trim(length) and target.length() > length + 1:
+            target.clear()

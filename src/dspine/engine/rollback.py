@@ -43,7 +43,9 @@ class Rollback(Protocol):
         """Of `decoded` positions the first `keep` are confirmed: forget the rest."""
 
     def undo(self, length: int) -> None:
-        """A step was interrupted: only the first `length` positions count."""
+        """A step was interrupted: only the first `length` positions count. The anchor's, which
+        is next and confirmed, may stay as well; then only a longer text can go on.
+        """
 
 
 class TrimRollback:
@@ -89,13 +91,30 @@ class SnapshotRollback(TrimRollback):
     """Recurrent state of which the library keeps a copy after each of the last rows.
 
     Cutting back within one block is free; the copies are held all the time. The state before
-    the block is not among them, so an interrupted step forgets everything.
+    the block is not among them, so an interrupted step keeps the anchor, which is confirmed.
     """
 
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._decoding: int | None = None
+        """Positions after the decode that is under way and not yet settled."""
+
+    def before_verify(self, drafts: int) -> None:
+        self._decoding = self._held + 1 + drafts
+
+    def settle(self, decoded: int, keep: int) -> None:
+        super().settle(decoded, keep)
+        self._decoding = None
+
     def undo(self, length: int) -> None:
-        if self._target.length() != length:
-            self._target.clear()
-        self._held = self._target.length()
+        target = self._target
+        present, decoded = target.length(), self._decoding
+        # Whole blocks alone are cut: one that was cut already has other states behind it.
+        whole = present == decoded and present > length and self._held == length
+        if present != length and not (whole and (present == length + 1 or target.trim(length + 1))):
+            target.clear()
+        self._held = target.length()
+        self._decoding = None
 
 
 class CheckpointRollback:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from dspine.engine.costs import StepCosts, interpolate
 from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
-from dspine.engine.waiting import StoringRule
+from dspine.engine.waiting import Copies, StoringRule, owed_ms
 from dspine.measured import expected_tokens as expected_tokens
 
 PAYS_FROM = 1.02
@@ -33,11 +33,13 @@ def best_width(
     draft_ms: Mapping[int, float],
     curve: Sequence[float],
     max_width: int,
+    copies: Copies | None = None,
 ) -> WidthChoice:
     """The width of most expected tokens per second; the narrower one on a tie.
 
     `cost_ms[n]` is the target's time for n rows, `draft_ms[w]` the drafter's for a block of
-    width w (empty: drafting is free). Gains under PAYS_FROM count as none.
+    width w (empty: drafting is free). `copies` is what taking drafts back costs, None where they
+    are cut off for nothing. Gains under PAYS_FROM count as none.
     """
     plain_ms = interpolate(cost_ms, 1)
     plain = WidthChoice(1, 1.0, plain_ms, 1000.0 / plain_ms, 1.0)
@@ -45,10 +47,32 @@ def best_width(
     for width in range(2, max_width + 1):
         tokens = expected_tokens(curve, width)
         step_ms = interpolate(cost_ms, width) + interpolate(draft_ms, width)
+        if copies is not None:
+            step_ms += copying_ms(cost_ms, curve, width, copies, tokens * plain_ms / step_ms)
         speed = tokens / step_ms * 1000.0
         if speed > best.tokens_per_second:
             best = WidthChoice(width, tokens, step_ms, speed, speed / plain.tokens_per_second)
     return best if best.speedup >= PAYS_FROM else plain
+
+
+def copying_ms(
+    cost_ms: Mapping[int, float],
+    curve: Sequence[float],
+    width: int,
+    copies: Copies,
+    speedup: float,
+) -> float:
+    """What taking drafts back costs a step of `width` rows on average, with a saved state: the
+    copy before it, and after a rejection the copy back and the rows that are decoded again.
+    """
+    rows = [interpolate(cost_ms, count) for count in range(1, width + 1)]
+    owed = owed_ms(rows, 0, width - 1, max(1.0, speedup), copies)
+    reached, lost = 1.0, 0.0
+    for slot in range(1, width):
+        chance = curve[min(slot, len(curve)) - 1] if curve else 0.0
+        lost += reached * (1.0 - chance) * owed[slot]
+        reached *= chance
+    return copies.save_ms + lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +94,21 @@ def plan_widths(
     ngram_curve: Sequence[float],
     max_width: int,
     block_size: int,
+    copies: Copies | None = None,
 ) -> WidthPlan:
     """Choose flash attention and widths together: the setting with the fastest best case.
 
     `rows_ms[flash_attention][n]` as measured; off wins a tie. `draft_ms` is empty without a
-    drafter, whose blocks go up to `block_size`; n-gram proposals up to `max_width`.
+    drafter, whose blocks go up to `block_size`; n-gram proposals up to `max_width`. `copies` as
+    for `best_width`.
     """
     plans = []
     for flash in sorted(rows_ms):
         costs = dict(rows_ms[flash])
-        ngram = best_width(costs, {}, ngram_curve, max_width)
+        ngram = best_width(costs, {}, ngram_curve, max_width, copies)
         drafter = None
         if draft_ms:
-            drafter = best_width(costs, draft_ms, drafter_curve, block_size)
+            drafter = best_width(costs, draft_ms, drafter_curve, block_size, copies)
         plans.append(WidthPlan(flash, costs, ngram, drafter))
 
     def speed(plan: WidthPlan) -> float:

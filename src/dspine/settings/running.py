@@ -202,7 +202,8 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         group="Speed",
         help="How rejected drafts leave the target's memory: trim cuts the cache; checkpoint "
         "copies the state of recurrent layers before a block, snapshots after each of its "
-        "tokens. auto takes trim, and checkpoint for targets with recurrent layers.",
+        "tokens. auto takes trim; for targets with recurrent layers snapshots where they take "
+        "little of the free memory, else checkpoint.",
         commands=HOLDING_AN_ENGINE,
     ),
     Setting(
