@@ -98,3 +98,15 @@ def test_taking_drafts_back_counts_where_it_copies_a_state() -> None:
     assert best_width(rows, {}, [0.5], 8, none).speedup < free.speedup
     dear = best_width(rows, {}, [0.5], 8, Copies(8.0, 8.0))
     assert free.width > 1 and dear.width == 1
+
+
+def test_a_request_may_want_another_fixed_width_up_to_the_block() -> None:
+    policy = FixedWidth({"dspine": 3, "ngram": 3}, limits={"dspine": 7, "ngram": 15})
+    seen = []
+    for wanted in (None, 5, 30, 0, None):
+        policy.begin(wanted)
+        seen.append((policy.most("dspine"), policy.most("ngram"), policy.most("grammar")))
+    assert seen == [(3, 3, 3), (5, 5, 5), (7, 15, 15), (0, 0, 0), (3, 3, 3)]
+    narrow = FixedWidth({"dspine": 3})
+    narrow.begin(5)
+    assert narrow.most("dspine") == 3

@@ -39,7 +39,8 @@ OWN_SETTINGS = (
         least=0,
         default_text="as the command line says",
         group="Speed",
-        help="Rows of a verify at most, the anchor and its drafts; 0 sets no limit.",
+        help="Rows of a verify at most, the anchor and its drafts, instead of what "
+        "--spec-draft-n-max says, up to the drafter's block; 0 is as it was.",
         commands=(),
     ),
 )

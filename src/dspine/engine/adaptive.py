@@ -128,7 +128,7 @@ class AdaptiveWidth:
         self._rate = 0.0
         self._prospects.forget()
 
-    def begin(self) -> None:
+    def begin(self, drafts: int | None = None) -> None:  # noqa: ARG002 - the rows asked for are limited
         self._speed = max(1.0, self._tokens / self._time)
         self._network.begin()
         for source in self._lookups.values():

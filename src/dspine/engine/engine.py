@@ -228,8 +228,9 @@ class Engine:
         template. Setting `cancel`, or Ctrl-C while a step runs, ends with Finish("cancelled").
         `trace` collects what was decoded together. `cache_prompt`: what the memory holds of this
         prompt from the answer before is not decoded again (with a `trace` everything is).
-        `max_drafts` bounds the drafts of each step, however many are thought to pay. All options
-        are checked at once, before the first event is asked for.
+        `max_drafts` bounds the drafts of each step, however many are thought to pay; where a
+        fixed number was given (`spec_draft_n_max`) it stands for that number, up to the drafter's
+        block. All options are checked at once, before the first event is asked for.
         """
         tokens = self.encode(prompt, raw=raw, variables=variables)
         parts = self._parts

@@ -298,6 +298,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 block_size=block if drafter else 1,
                 most=most,
                 curve=curve,
+                snapshots=snapshots,
             ),
             proposer=options.proposer,
             template=_template(options, model),
@@ -350,11 +351,12 @@ def make_policy(
     block_size: int,
     most: int,
     curve: Sequence[float] = (),
+    snapshots: int = 0,
 ) -> WidthPolicy:
     """How far each proposer goes: as pays at each step, or as `--spec-draft-n-max` says.
 
     `block_size` is the drafter's (1 without one), `curve` its stored acceptance, `most` the rows
-    of a verify.
+    of a verify; where states are kept for rows, there are `snapshots` of them.
     """
     steps = StepCosts(costs, most + MAX_REPLAY) if costs is not None else None
     if n_max is None and steps is not None:
@@ -364,9 +366,13 @@ def make_policy(
             block_size=block_size,
             curve=curve,
         )
-    drafts = most - 1 if n_max is None else n_max
-    widths = {DRAFTER: min(drafts, block_size - 1), "ngram": min(drafts, most - 1)}
-    return FixedWidth(widths, steps)
+    limits = {DRAFTER: block_size - 1, "ngram": most - 1}
+    if snapshots:
+        limits = {name: min(limit, snapshots) for name, limit in limits.items()}
+    widths = limits
+    if n_max is not None:
+        widths = {name: min(n_max, limit) for name, limit in limits.items()}
+    return FixedWidth(widths, steps, limits)
 
 
 def assumes_acceptance(drafter: Path) -> str:

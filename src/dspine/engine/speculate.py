@@ -45,7 +45,7 @@ class SpeculativeStepper:
         return self._proposer.usable(self._run.sequence.tokens, common)
 
     def begin(self, kept: int) -> None:
-        self._policy.begin()
+        self._policy.begin(self._run.max_drafts)
         self._proposer.begin(self._run.sequence.tokens, kept)
 
     def saw_prompt(self, position: int, count: int) -> None:

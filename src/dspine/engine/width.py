@@ -136,8 +136,8 @@ class WidthPolicy(Protocol):
     A step is `ask`, then `choose`, then `observe`.
     """
 
-    def begin(self) -> None:
-        """A new request."""
+    def begin(self, drafts: int | None = None) -> None:
+        """A new request; `drafts` is what it wants at a step, None as usual."""
 
     def most(self, proposer: str) -> int:
         """Most drafts that this proposer may be asked for, ever."""
@@ -168,8 +168,15 @@ class FixedWidth:
     With `costs`, steps that should store waiting rows have no drafts (`StoringRule`).
     """
 
-    def __init__(self, drafts: Mapping[str, int], costs: StepCosts | None = None) -> None:
-        self._drafts = dict(drafts)
+    def __init__(
+        self,
+        drafts: Mapping[str, int],
+        costs: StepCosts | None = None,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
+        """A request may want other numbers up to `limits`, without them no more than `drafts`."""
+        self._usual = self._drafts = dict(drafts)
+        self._limits = dict(limits or drafts)
         self._found = self._forced = NOTHING
         self._costs = costs
         self._rule = StoringRule()
@@ -179,8 +186,10 @@ class FixedWidth:
         self._pace = 1.0
         """Time of a token lately, as a share of a plain one's."""
 
-    def begin(self) -> None:
-        """Every request is the same to it."""
+    def begin(self, drafts: int | None = None) -> None:
+        self._drafts = self._usual
+        if drafts is not None:
+            self._drafts = {name: min(drafts, most) for name, most in self._limits.items()}
 
     def most(self, proposer: str) -> int:
         if proposer == "grammar":
