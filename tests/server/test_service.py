@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import threading
 import time
 from typing import Any
@@ -308,3 +309,32 @@ def test_stopping_breaks_off_what_does_not_end_in_time() -> None:
         return last
 
     assert asyncio.run(scenario()) == "cancelled"
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_asks_for_the_key() -> None:
+    with served("Hi.", api_key="key") as client:
+        page = client.get("/")
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        names = set(re.findall(r'(?:src|href)="([^"]+)"', page.text)) - {"data:,"}
+        assert names == {"page.css", "page.js"}
+        for name in (*names, "stream.js"):
+            part = client.get(f"/{name}")
+            assert part.status_code == 200 and "http://" not in part.text.replace(
+                "http://www.w3.org/2000/svg", ""
+            )
+            assert "https://" not in part.text
+        # Every control has a name that a screen reader can say.
+        labelled = set(re.findall(r'<label[^>]* for="([^"]+)"', page.text))
+        controls = set(re.findall(r'<(?:input|textarea)[^>]* ?id="([^"]+)"', page.text))
+        assert controls - labelled == {"drafting"}  # its label stands around it
+
+
+def test_texts_of_tokens_come_when_asked_for() -> None:
+    with served("abcabcabc") as client:
+        asked = {**ASK, "return_token_texts": True}
+        found = client.post("/v1/chat/completions", json=asked).json()["dspine"]
+        bare = client.post("/v1/chat/completions", json=ASK).json()["dspine"]
+    assert "".join(found["texts"]) == "abcabcabc"
+    assert len(found["texts"]) == sum(step["tokens"] for step in found["steps"])
+    assert "texts" not in bare

@@ -28,8 +28,8 @@ from dspine.server.requests import Defaults
 
 log = logging.getLogger("dspine.server")
 
-OPEN_PATHS = frozenset({"/", "/health", "/v1/health"})
-"""Served without the API key; the page asks for it."""
+OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/stream.js", "/health", "/v1/health"})
+"""Served without the API key: health, and the page, which asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,8 @@ class Generation(Body):
     speculative: Speculative | None = None
     speculative_n_max: int | None = Field(default=None, ge=0, alias="speculative.n_max")
     return_progress: bool = False
+    return_token_texts: bool = False
+    """Ours: the text of each token, beside who wrote it."""
 
 
 class ChatBody(Generation):

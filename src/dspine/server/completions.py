@@ -77,7 +77,7 @@ async def _answer(
     piece = engine.tokenizer.piece
     end = b"".join(piece(token, special=True) for token in tokens[-8:]).decode("utf-8", "replace")
     reader = AnswerReader(wish, kind, thinks_at_start=end.rstrip().endswith(OPEN))
-    writer = Writer(kind, made.options.alias, piece, wants_logprobs=wish.logprobs is not None)
+    writer = Writer(kind, made.options.alias, piece, wish)
     events = made.thread.answer(Job(tokens, options))
     if wish.is_stream:
         return await _stream(made, events, wish, reader, writer)

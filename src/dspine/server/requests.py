@@ -54,6 +54,8 @@ class Wish:
     wants_usage: bool
     wants_progress: bool
     logprobs: int | None
+    wants_texts: bool = False
+    """Of each token, for whoever colours them."""
     tools: Style | None = None
     """The form of calls to look for; None when no tool may be called."""
 
@@ -87,6 +89,7 @@ def chat_wish(body: ChatBody, defaults: Defaults) -> Wish:
         wants_usage=body.stream_options is not None and body.stream_options.include_usage,
         wants_progress=body.return_progress,
         logprobs=logprobs,
+        wants_texts=body.return_token_texts,
         tools=style if tools else None,
     )
 
@@ -111,6 +114,7 @@ def completion_wish(body: CompletionBody, defaults: Defaults) -> Wish:
         wants_usage=body.stream_options is not None and body.stream_options.include_usage,
         wants_progress=body.return_progress,
         logprobs=body.logprobs,
+        wants_texts=body.return_token_texts,
     )
 
 

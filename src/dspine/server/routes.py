@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from importlib.metadata import version
 from typing import Any
 
@@ -36,6 +37,24 @@ _READS = {
 }
 
 
+_PAGE = {
+    "": ("index.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+    "stream.js": ("stream.js", "text/javascript"),
+}
+# It loads nothing from elsewhere and no other page may frame it.
+_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'"
+
+
+async def page(request: Request) -> Response:
+    """The page at / and its parts."""
+    name, kind = _PAGE[request.url.path.removeprefix("/")]
+    content = (resources.files("dspine.server") / "page" / name).read_bytes()
+    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+    return Response(content, media_type=kind, headers=headers)
+
+
 def routes() -> list[Route]:
     """All of them; completions also without /v1, as llama-server has them."""
     made = [
@@ -47,6 +66,7 @@ def routes() -> list[Route]:
         Route("/slots", native.slots),
         Route("/metrics", native.metrics),
         Route("/openapi.json", openapi),
+        *(Route(f"/{name}", page) for name in _PAGE),
     ]
     for paths, endpoint in (
         (("/v1/chat/completions", "/chat/completions"), chat_completions),

@@ -111,11 +111,12 @@ class AnswerReader:
 class Writer:
     """Writes chunks and replies of one answer."""
 
-    def __init__(self, kind: Kind, model: str, piece: Piece, *, wants_logprobs: bool) -> None:
+    def __init__(self, kind: Kind, model: str, piece: Piece, wish: Wish) -> None:
         self._kind = kind
         self._model = model
         self._piece = piece
-        self._wants_logprobs = wants_logprobs
+        self._wants_logprobs = wish.logprobs is not None
+        self._wants_texts = wish.wants_texts
         self._id = new_id("chatcmpl" if kind == "chat" else "cmpl")
         self._created = now()
         self._calls = 0
@@ -130,7 +131,7 @@ class Writer:
         else:
             choice["text"] = delta.content
         choice["logprobs"] = self._logprobs(delta)
-        return self._document([choice], dspine={"steps": delta.steps})
+        return self._document([choice], dspine=self._origins(delta))
 
     def last(self, finish: Finish, *, has_calls: bool, with_usage: bool) -> list[dict[str, Any]]:
         """The chunk with the reason, and if wanted the one with the usage, both with the counts."""
@@ -177,7 +178,7 @@ class Writer:
             [choice],
             is_chunk=False,
             usage=usage(finish.stats),
-            dspine={"steps": delta.steps},
+            dspine=self._origins(delta),
             **closing(finish.stats),
         )
 
@@ -194,6 +195,14 @@ class Writer:
                 call_object(call, self._calls + i) for i, call in enumerate(delta.calls)
             ]
             self._calls += len(delta.calls)
+        return found
+
+    def _origins(self, delta: Delta) -> dict[str, Any]:
+        found: dict[str, Any] = {"steps": delta.steps}
+        if self._wants_texts:
+            found["texts"] = [
+                self._piece(token).decode("utf-8", "replace") for token in delta.tokens
+            ]
         return found
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:

@@ -1,0 +1,163 @@
+"""The page in a headless browser, on a scripted engine; screenshots go to the test's folder."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from dspine.server.app import make_app
+from dspine.server.routes import routes
+from tests.support.fake_engine import VOCAB
+from tests.support.served import SlowTarget, make_service, says
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+sync_api = pytest.importorskip("playwright.sync_api")
+TEXT = "One two three, one two three, one two three."
+
+
+class Site:
+    """A served page and the target behind it."""
+
+    def __init__(self, text: str) -> None:
+        self.target = SlowTarget(says(text), VOCAB, n_ctx=2048)
+        self.service = make_service(self.target, max_tokens=900)
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(make_app(self.service, routes()), log_config=None)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+        self._thread.start()
+        assert self.service.thread.wait_ready(20)
+        limit = time.monotonic() + 20
+        while not self._server.started and time.monotonic() < limit:
+            time.sleep(0.01)
+        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
+
+    def close(self) -> None:
+        self.target.may_go.set()
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._socket.close()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site(TEXT)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:  # type: ignore[name-defined]
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: sync_api.Browser, site: Site) -> Iterator[sync_api.Page]:  # type: ignore[name-defined]
+    opened = browser.new_page()
+    faults: list[str] = []
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.goto(site.address)
+    opened.get_by_text("ready").wait_for()
+    yield opened
+    opened.close()
+    assert faults == []
+
+
+def ask(page: sync_api.Page, text: str = "Hello") -> None:  # type: ignore[name-defined]
+    page.get_by_label("Question").fill(text)
+    page.get_by_role("button", name="Send").click()
+
+
+def test_an_answer_streams_and_shows_who_wrote_it(
+    page: sync_api.Page,  # type: ignore[name-defined]
+    tmp_path: Path,
+) -> None:
+    ask(page)
+    page.locator(".message.assistant footer").wait_for()
+    assert page.locator(".message.assistant .text").inner_text() == TEXT
+    accepted, drafted = page.locator("#rate").inner_text().split(" of ")
+    assert 0 < int(accepted) <= int(drafted)
+    assert page.locator(".message.assistant .token.drafted").count() == int(accepted)
+    assert page.locator(".message.assistant .token.plain").count() > 0
+    assert "tokens/s" in page.locator("#speed").inner_text()
+    assert page.locator("#slots rect").count() >= 1
+    page.screenshot(path=tmp_path / "answer.png")
+
+
+def test_drafting_can_be_switched_off(page: sync_api.Page) -> None:  # type: ignore[name-defined]
+    page.get_by_label("Draft", exact=True).uncheck()
+    ask(page)
+    page.locator(".message.assistant footer").wait_for()
+    assert page.locator("#rate").inner_text() == "nothing drafted"
+    assert page.locator(".message.assistant .token.drafted").count() == 0
+
+
+def test_stop_keeps_the_text_and_again_answers_anew(
+    page: sync_api.Page,  # type: ignore[name-defined]
+    site: Site,
+) -> None:
+    site.target.next_token = says("x" * 800)
+    site.target.may_go.clear()
+    ask(page)
+    page.get_by_role("button", name="Stop").click()
+    site.target.may_go.set()
+    page.get_by_role("button", name="Stop").wait_for(state="hidden")
+    site.target.next_token = says(TEXT)
+    if page.get_by_role("button", name="Answer again").is_enabled():
+        page.get_by_role("button", name="Answer again").click()
+    else:
+        ask(page)
+    page.locator(".message.assistant footer").wait_for()
+    assert page.locator(".message.assistant .text").last.inner_text() == TEXT
+
+
+def test_an_error_of_the_server_is_shown_where_the_answer_would_be(
+    page: sync_api.Page,  # type: ignore[name-defined]
+) -> None:
+    ask(page, "x" * 3000)
+    fault = page.locator(".message.fault")
+    fault.wait_for()
+    assert "leaves no room" in fault.inner_text()
+
+
+def test_plain_decoding_is_measured(page: sync_api.Page) -> None:  # type: ignore[name-defined]
+    page.get_by_label("Tokens at most").fill("20")
+    page.route("**/v1/chat/completions", lambda route: route.continue_())
+    page.get_by_role("button", name="Measure plain decoding").click()
+    page.wait_for_function("document.getElementById('plain-speed').textContent !== 'measuring'")
+
+
+def test_narrow_and_dark(
+    browser: sync_api.Browser,  # type: ignore[name-defined]
+    site: Site,
+    tmp_path: Path,
+) -> None:
+    phone = browser.new_page(viewport={"width": 390, "height": 780}, color_scheme="dark")
+    phone.goto(site.address)
+    ask(phone)
+    phone.locator(".message.assistant footer").wait_for()
+    width = phone.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390
+    phone.get_by_role("button", name="Panel").click()
+    assert not phone.locator("#panel").is_visible()
+    phone.screenshot(path=tmp_path / "phone.png")
+    phone.close()
+
+
+def test_the_keyboard_is_enough(page: sync_api.Page) -> None:  # type: ignore[name-defined]
+    page.keyboard.type("Hello")
+    page.keyboard.press("Enter")
+    page.locator(".message.assistant footer").wait_for()
+    assert page.evaluate("document.activeElement.id") == "question"
