@@ -123,7 +123,8 @@ function count(origins) {
   const last = steps[steps.length - 1];
   const before = steps.slice(0, -1).reduce((sum, step) => sum + step.tokens, 0);
   const texts = origins.texts.slice(before);
-  $("block").replaceChildren(...tokenSpans({ steps: [last], texts }));
+  const spans = tokenSpans({ steps: [last], texts });
+  if (spans.length) $("block").replaceChildren(...spans); // an end token has no text
   $("block").title = `${last.proposer}: ${last.accepted} of ${last.drafted} drafts accepted`;
   chart();
 }
