@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dspine.errors import UsageError
 from dspine.files.checkpoint import read_checkpoint
+from dspine.files.convert import convert_checkpoint
 from dspine.files.schema import DFlash2Config, DFlashConfig, DSpineConfig, tensor_specs
 from dspine.train.backbone import BlockOutput
 from dspine.train.batches import StepBatch
@@ -54,6 +55,9 @@ def test_acceptance_rises_on_a_pattern(kind: str, data: Path, tmp_path: Path) ->
     again = evaluate_checkpoint(tmp_path, data / "target.gguf", [data / "held"])
     assert again.overall.acceptance_length == pytest.approx(result.acceptance_length)
     assert sum(a.steps for a in again.answers) == again.overall.steps
+    convert_checkpoint(tmp_path, tmp_path / "drafter.gguf", dtype="f32")
+    file = evaluate_checkpoint(tmp_path / "drafter.gguf", data / "target.gguf", [data / "held"])
+    assert file == again
     if kind == "dflash":
         assert again.overall.unary_steps == again.overall.steps == again.overall.expected_steps
 

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import drafters
 import ops
 import perplexity
 import pytest
@@ -111,3 +112,32 @@ def test_answers_of_llama_server_are_counted_by_its_own_timings() -> None:
     asked = _FakeLlamaServer.asked[0]
     assert asked["prompt"] == [7, 8] and asked["cache_prompt"] is False
     assert asked["temperature"] == 0
+
+
+ANSWERS: list[list[Any]] = [
+    ["maths", "a", 12, 4, 6, 3],
+    ["maths", "b", 8, 4, 8, 4],
+    ["prose", "c", 10, 8, 10, 5],
+]
+"""Task, id, tokens, and verifies of the drafter, of single candidates and of expected chains."""
+
+
+def test_lengths_of_drafters_by_hand() -> None:
+    found = drafters.lengths(ANSWERS, ["maths", "prose"])
+    assert found["maths"]["drafter"]["length"] == 20 / 8
+    assert found["maths"]["single"]["length"] == pytest.approx(20 / 14, abs=1e-4)
+    assert found["all"]["expected"]["length"] == 30 / 12
+    # Drawn from two answers of 3 and 2 tokens a verify; from one alone there is no spread.
+    assert found["maths"]["drafter"]["interval"] == [2.0, 3.0]
+    assert found["prose"]["drafter"]["interval"] == [1.25, 1.25]
+    # Three answers in all: the prose one is in every draw, the maths ones vary.
+    low, high = found["all"]["drafter"]["interval"]
+    assert low == pytest.approx(26 / 16, abs=1e-4) and high == pytest.approx(34 / 16, abs=1e-4)
+
+
+def test_a_drafter_is_compared_on_the_same_answers() -> None:
+    slower = [[*row[:3], row[3] + 2, *row[4:]] for row in ANSWERS]
+    assert drafters.ratio(ANSWERS, ANSWERS) == {"ratio": 1.0, "interval": [1.0, 1.0]}
+    assert drafters.ratio(ANSWERS, slower)["ratio"] == pytest.approx(22 / 16)
+    with pytest.raises(SystemExit, match="different answers"):
+        drafters.ratio(ANSWERS, slower[:2])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @settings_command("train eval", click.Argument(["checkpoint"], type=click.Path(path_type=Path)))
 def command(options: Options, checkpoint: Path) -> None:
-    """Measure the acceptance length of CHECKPOINT (or the best of a run) on feature shards."""
+    """Measure the acceptance length of CHECKPOINT (a GGUF or a run, too) on feature shards."""
     import torch
 
     from dspine.train.evaluate_checkpoint import evaluate_checkpoint

@@ -1,4 +1,4 @@
-"""Acceptance of a finished checkpoint folder on feature shards."""
+"""Acceptance of a finished drafter, checkpoint folder or GGUF, on feature shards."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from dspine.errors import PairError, TrainingError
-from dspine.files.checkpoint import read_checkpoint
 from dspine.files.pairing import check_pair
-from dspine.files.run_folder import choose_checkpoint
+from dspine.files.source import read_source
 from dspine.train.evaluate import Evaluation, evaluate_shards
 from dspine.train.kinds import load
 from dspine.train.objective import DraftHead
@@ -19,27 +18,27 @@ from dspine.train.target import Target
 
 
 def evaluate_checkpoint(
-    folder: Path,
+    path: Path,
     target_path: Path,
     shard_folders: Sequence[Path],
     *,
     max_tokens: int | None = None,
 ) -> Evaluation:
-    """Load a checkpoint (or a run's best, else newest one) and measure it on the shards.
+    """Load a checkpoint (or a run's best, else newest one) or a GGUF, and measure it on the shards.
 
     Raises PairError when it belongs to another target, TrainingError when there are no shards or
     they hold the features of other layers.
     """
-    checkpoint = read_checkpoint(choose_checkpoint(folder))
+    checkpoint = read_source(path)
     target = Target.read(target_path)
     if checkpoint.pair is not None:
         check_pair(checkpoint.pair, target.pair)
     elif checkpoint.config.target_hidden_size != target.pair.hidden_size:
         raise PairError(
-            f"{folder} reads features of size {checkpoint.config.target_hidden_size}, "
+            f"{path} reads features of size {checkpoint.config.target_hidden_size}, "
             f"{target_path.name} has {target.pair.hidden_size}: name its target"
         )
-    shards = [Shard.read(path) for part in shard_folders for path in list_shards(part)]
+    shards = [Shard.read(shard) for part in shard_folders for shard in list_shards(part)]
     if not shards:
         raise TrainingError("there are no feature shards to measure on: name their folder")
     for shard in shards:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dspine.errors import TrainingError
 from dspine.files.dtypes import Array, to_float32
+from dspine.files.gguf_file import StoredTensor
 from dspine.files.schema import DFlash2Config, DFlashConfig, DrafterConfig, DSpineConfig
 from dspine.train.backbone import block_embedding
 from dspine.train.batches import StepBatch
@@ -56,14 +59,18 @@ def build(config: DrafterConfig) -> DrafterModule:
     raise TrainingError(f"drafters of kind {config.kind!r} cannot be trained by this dspine")
 
 
-def load(config: DrafterConfig, tensors: Mapping[str, Array]) -> DrafterModule:
-    """A module with the weights of a file, by torch name; types other than float32 are widened."""
+def load(config: DrafterConfig, tensors: Mapping[str, Array | StoredTensor]) -> DrafterModule:
+    """A module with the weights of a file, by torch name; all types become float32."""
     module = build(config)
-    state = {k: torch.from_numpy(to_float32(v).copy()) for k, v in tensors.items()}
+    state = {name: torch.from_numpy(_floats(tensor).copy()) for name, tensor in tensors.items()}
     if isinstance(module, DSpineModule):
         state["transfer_ready"] = torch.tensor(True)
     module.load_state_dict(state, strict=True)
     return module
+
+
+def _floats(tensor: Array | StoredTensor) -> npt.NDArray[np.float32]:
+    return tensor.as_float32() if isinstance(tensor, StoredTensor) else to_float32(tensor)
 
 
 def restore_frozen(module: DrafterModule, tensors: Mapping[str, Array]) -> None:
