@@ -106,6 +106,7 @@ def _drop(*keys: str) -> Callable[[dict[str, Any]], object]:
         lambda v: v["dflash_config"].update(block_size=16, causal=True),
         lambda v: (v.pop("block_size"), v["dflash_config"].update(block_size=16)),
         lambda v: v.update(auto_map={"AutoModel": "x"}, eos_token_id=3, torch_dtype="bfloat16"),
+        lambda v: v.update(id2label={"0": "a"}, is_decoder=False, partial_rotary_factor=1.0),
     ],
 )
 def test_every_spelling_of_the_8b_config_means_the_same(
@@ -128,6 +129,9 @@ def test_windows_follow_the_layer_types() -> None:
     [
         (lambda v: v["dspine_config"].update(beam=2, alpha=1), "does not know: alpha, beam"),
         (lambda v: v["dflash_config"].update(use_swa=True), "dflash_config.*use_swa"),
+        (lambda v: v.update(sink=1, new_gate=True), "it has keys .* know: new_gate, sink;"),
+        (lambda v: v.update(partial_rotary_factor=0.25), "partial_rotary_factor is 0.25"),
+        (lambda v: v.update(has_lm_head=True), "has_lm_head is True"),
         (lambda v: v["dflash_config"].update(attention_mode="mla"), "'mla', expected 'gqa'"),
         (_drop("rope_theta"), "rope_theta is missing"),
         (lambda v: v.update(rope_parameters={"rope_theta": 5e5}), "differently in two places"),

@@ -17,8 +17,16 @@ from dspine.errors import FileError
 from dspine.files.checkpoint import read_checkpoint, write_checkpoint
 from dspine.files.convert import convert_checkpoint
 from dspine.files.drafter_file import read_drafter, write_drafter
-from dspine.files.schema import DSpineConfig, tensor_specs
-from tests.support.drafter_files import PAIR, RECORD, SMALL, weights, with_reduced_head
+from dspine.files.schema import DrafterConfig, DSpineConfig, TrainingRecord, tensor_specs
+from tests.support.drafter_files import (
+    PAIR,
+    RECORD,
+    SMALL,
+    SMALL_DFLASH,
+    SMALL_DFLASH2,
+    weights,
+    with_reduced_head,
+)
 
 FLOATS = [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16")]
 
@@ -167,3 +175,17 @@ def test_memory_does_not_grow_with_the_drafter(tmp_path: Path) -> None:
         done = subprocess.run([*command, "bf16"], capture_output=True, text=True, check=True)
         before, peak = json.loads(done.stdout)
         assert (peak - before) * 1024 < 160e6, f"{source} to {output}: {peak - before} KiB more"
+
+
+@pytest.mark.parametrize("config", [SMALL_DFLASH, SMALL_DFLASH2], ids=["dflash", "dflash2"])
+def test_relatives_go_both_ways(tmp_path: Path, config: DrafterConfig) -> None:
+    given = weights(config, "bfloat16")
+    record = TrainingRecord()
+    write_checkpoint(tmp_path / "a", config, PAIR, record, given)
+    told = convert_checkpoint(tmp_path / "a", tmp_path / "b.gguf", dtype="bf16")
+    assert "no tokenizer" in told[-1] and "-m" in told[-1]
+    assert convert_checkpoint(tmp_path / "b.gguf", tmp_path / "c") == []
+    for file in ("config.json", "dspine.json", "model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "c" / file).read_bytes(), file
+    convert_checkpoint(tmp_path / "c", tmp_path / "d.gguf", dtype="bf16")
+    assert (tmp_path / "d.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()

@@ -13,7 +13,16 @@ from dspine.cli.main import run_cli
 from dspine.errors import FileError
 from dspine.files.drafter_file import write_drafter
 from dspine.files.export import export_drafter
-from tests.support.drafter_files import PAIR, RECORD, SMALL, weights, with_reduced_head
+from dspine.files.schema import TrainingRecord
+from tests.support.drafter_files import (
+    PAIR,
+    RECORD,
+    SMALL,
+    SMALL_DFLASH,
+    SMALL_DFLASH2,
+    weights,
+    with_reduced_head,
+)
 
 # From SpecForge's published model and configuration (Qwen3-8B), written down by hand: the sizes of
 # SMALL stand for theirs. H 64, I 96, A 4 * 16, G 2 * 16, T 2, r 32, m 20, V 160.
@@ -124,6 +133,26 @@ def test_the_commands(drafter: Path, tmp_path: Path) -> None:
     write_drafter(hybrid, SMALL, pair, RECORD, weights(), "f32")
     made = export_drafter(hybrid, out, "sglang", overwrite=True)
     assert made.command.endswith("--mamba-scheduler-strategy extra_buffer")
+
+
+def test_relatives(tmp_path: Path) -> None:
+    for config, kind in ((SMALL_DFLASH, "DFlash"), (SMALL_DFLASH2, "DFlash2")):
+        path, out = tmp_path / f"{kind}.gguf", tmp_path / kind
+        write_drafter(path, config, PAIR, TrainingRecord(), weights(config), "f32")
+        made = export_drafter(path, out, "sglang")
+        assert "--speculative-algorithm DFLASH " in made.command
+        assert "0.5.23" in made.notes[2]
+        made = export_drafter(path, out, "vllm", overwrite=True)
+        assert json.loads(made.command.split("'")[1])["method"] == "dflash"
+        written = json.loads((out / "config.json").read_text())
+        assert written["architectures"] == [f"{kind}DraftModel"]
+        assert "dspine_config" not in written
+        raw = (out / "model.safetensors").read_bytes()
+        names = set(json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")]))
+        assert "transfer_ready" not in names
+        # 11 a layer and 3, and for DFlash2 four convolution tensors a layer and 3 of the selector.
+        extra = (4 * config.num_layers + 3) if kind == "DFlash2" else 0
+        assert len(names - {"__metadata__"}) == 11 * config.num_layers + 3 + extra
 
 
 def test_what_the_engines_cannot_do_is_told(tmp_path: Path) -> None:

@@ -17,11 +17,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspine.errors import FileError
+from dspine.files.checkpoint import read_checkpoint, write_checkpoint
 from dspine.files.drafter_file import write_drafter
 from dspine.files.gguf_file import open_tensors, read_header
 from dspine.files.inspect import inspect_path
 from dspine.files.safetensors_file import read_safetensors
-from tests.support.drafter_files import PAIR, RECORD, SMALL, gguf_bytes, text, weights
+from dspine.files.schema import TrainingRecord
+from tests.support.drafter_files import (
+    PAIR,
+    RECORD,
+    SMALL,
+    SMALL_DFLASH,
+    SMALL_DFLASH2,
+    gguf_bytes,
+    text,
+    weights,
+)
 
 BYTES_A_BYTE = 64
 """Objects of Python per byte of a header: an entry of 14 bytes becomes a dictionary's entry."""
@@ -204,6 +215,53 @@ def test_drafters_with_one_wrong_key(folder: Path, drafter: bytes, data: st.Data
         at += 4 + data.draw(st.sampled_from([0, 4, 8, 12]))
         changed[at : at + width] = data.draw(COUNTS).to_bytes(8, "little")[:width]
     check(folder / "d.gguf", bytes(changed), inspect)
+
+
+CONFIG_VALUES = JSON_VALUES | st.sampled_from(
+    [True, False, 0, 1, -1, 10**12, 1.5, "x", ["full_attention"], ["sliding_attention"], [1, 4]]
+)
+
+
+@pytest.fixture(scope="module")
+def configs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """A checkpoint folder of each kind, and its configuration."""
+    made = []
+    for name, config in (("spine", SMALL), ("flash", SMALL_DFLASH), ("flash2", SMALL_DFLASH2)):
+        record = TrainingRecord()
+        write_checkpoint(folder / name, config, PAIR, record, weights(config))
+        made.append((folder / name, json.loads((folder / name / "config.json").read_text())))
+    return made
+
+
+@quick
+@given(data=st.data())
+def test_configurations(configs: list[tuple[Path, dict[str, Any]]], data: st.DataObject) -> None:
+    """Keys are dropped, added and given other values: a result, or a sentence that is short."""
+    path, values = data.draw(st.sampled_from(configs))
+    edited = json.loads(json.dumps(values))
+    for _ in range(data.draw(st.integers(1, 3))):
+        tables = [edited] + [v for v in edited.values() if isinstance(v, dict)]
+        table = data.draw(st.sampled_from(tables))
+        key = data.draw(st.sampled_from([*table, "rope_parameters", "config", "new"]))
+        if data.draw(st.booleans()):
+            table.pop(key, None)
+        else:
+            table[key] = data.draw(CONFIG_VALUES)
+    (path / "config.json").write_text(json.dumps(edited))
+    for read in (read_checkpoint, inspect):
+        said = sentence(path, read)
+        assert said.isprintable()
+        assert len(said) < LONGEST_MESSAGE + len(str(path))
+        assert not said or str(path) in said
+
+
+def sentence(path: Path, read: Callable[[Path], object]) -> str:
+    """What the error says, empty where there is none."""
+    try:
+        read(path)
+    except FileError as error:
+        return str(error)
+    return ""
 
 
 KEYS = [

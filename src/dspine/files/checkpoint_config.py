@@ -60,6 +60,8 @@ _NEUTRAL: Mapping[str, object] = {
     "draft_vocab_size": None,
     "is_neox_style": True,
     "rope_is_neox_style": True,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
     "has_embed_tokens": False,
     "has_lm_head": False,
     "has_own_lm_head": False,
@@ -74,9 +76,15 @@ _OUTER_KEYS = frozenset(
         *("tie_word_embeddings", "use_cache", "dtype", "torch_dtype", "transformers_version"),
         *("auto_map", "bos_token_id", "eos_token_id", "pad_token_id", "_name_or_path"),
         *("mask_token_id", "dflash_config"),
+        # What transformers writes beside them; nothing of it matters to a drafter's arithmetic.
+        *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward"),
+        *("is_encoder_decoder", "is_decoder", "add_cross_attention", "cross_attention_hidden_size"),
+        *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "name_or_path"),
+        *("task_specific_params", "tokenizer_class", "sep_token_id", "decoder_start_token_id"),
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
     }
 )
-"""What may stand at the top for DFlash and DFlash2 beside the counts."""
+"""What may stand at the top beside the counts."""
 _COUNTS: Mapping[str, str] = {
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
@@ -160,13 +168,14 @@ def from_json(
 def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> DrafterConfig:
     kind = _kind(values)
     dflash = _table(values, "dflash_config")
-    if kind is not DSpineConfig:
-        _refuse_requests("", values)
-        _refuse_requests("dflash_config.", dflash)
-        _refuse_unknown("it", values, _OUTER_KEYS | set(_COUNTS.values()) | set(_NEUTRAL))
+    _refuse_requests("", values)
+    _refuse_requests("dflash_config.", dflash)
+    outer = _OUTER_KEYS | set(_COUNTS.values()) | set(_NEUTRAL)
+    if kind is DSpineConfig:
+        outer |= {"dspine_config"}
+    _refuse_unknown("it", values, outer)
     own = set(_DFLASH2_KEYS.values()) if kind is DFlash2Config else set()
-    neutral = set() if kind is DSpineConfig else set(_NEUTRAL)
-    _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS | own | neutral)
+    _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS | own | set(_NEUTRAL))
     if dflash.get("attention_mode", "gqa") != "gqa":
         raise FileError(
             f"dflash_config.attention_mode is {dflash['attention_mode']!r}, expected 'gqa'"

@@ -12,7 +12,7 @@ from dspine.files.dtypes import Array
 from dspine.files.gguf_file import StoredTensor
 from dspine.files.gguf_writer import Progress
 from dspine.files.pairing import check_fit, check_pair, describe_target
-from dspine.files.schema import Pair
+from dspine.files.schema import DSpineConfig, Pair
 from dspine.files.source import Source, float_tensors, read_source
 
 
@@ -47,6 +47,11 @@ def convert_checkpoint(
             f"{read.path} does not say how many drafts are accepted, so `dspine run` has to assume "
             f"it: `dspine train fit` with --held-out measures and records it, `dspine train eval` "
             f"shows it"
+        )
+    if target is None and not isinstance(read.config, DSpineConfig):
+        warnings.append(
+            f"{output} gets no tokenizer, which llama.cpp needs in it and dspine does not: name "
+            f"the target with -m for a file that runs in both"
         )
     write_drafter(
         output,
