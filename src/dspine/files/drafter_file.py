@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dspine.errors import FileError
 from dspine.files import drafter_keys
 from dspine.files.dtypes import Q8_BLOCK, WEIGHT_TYPES, Array, encode
-from dspine.files.gguf_file import GgufFile, StoredTensor
+from dspine.files.gguf_file import GgufFile, StoredTensor, find_tensor
 from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
 from dspine.files.mapped import printable, release
 from dspine.files.pairing import check_fit
@@ -98,7 +98,8 @@ def write_drafter(
     arrays, or to `StoredTensor`s that are copied byte by byte. Matrices are stored as `dtype`
     (f32, f16, bf16, q8_0; with q8_0 a row length not divisible by 32 falls back to f16),
     vectors as float32. `target` is the target's GGUF: llama.cpp needs its tokenizer in a DFlash or
-    DFlash2 file, dspine does not; for DSpine it is not read. Raises FileError for missing, extra,
+    DFlash2 file, and the head's rows beside a reduced vocabulary; dspine needs neither, and for
+    DSpine the target is not read. Raises FileError for missing, extra,
     misshapen or non-finite tensors, an existing file without `overwrite`, and anything that keeps
     the file from being written.
     """
@@ -115,6 +116,8 @@ def write_drafter(
     planned = [_plan(spec, tensors[spec.torch_name], dtype) for spec in specs]
     if vocab is not None:
         planned.append(_plan_vocab(vocab, vocab_type(config)))
+        if target is not None and not isinstance(config, DSpineConfig):
+            planned.append(_plan_head(target, config, vocab))
     metadata = drafter_keys.to_metadata(config, pair, record, target)
     metadata["general.file_type"] = np.uint32(FILE_TYPES[dtype])
     metadata["general.name"] = name or f"{config.kind} drafter for {pair.name}"
@@ -254,6 +257,16 @@ def _plan_vocab(vocab: npt.NDArray[np.int32], type_name: str) -> TensorToWrite:
     kind = type_by_name(type_name)
     chunks = partial(encode, vocab, type_name, DRAFT_VOCAB_TENSOR)
     return TensorToWrite(DRAFT_VOCAB_TENSOR, kind, (vocab.size,), chunks)
+
+
+def _plan_head(target: Path, config: DrafterConfig, vocab: npt.NDArray[np.int32]) -> TensorToWrite:
+    """The rows of the target's head that a reduced vocabulary names, as they are stored."""
+    head = find_tensor(target, "output.weight") or find_tensor(target, "token_embd.weight")
+    if head is None or head.shape[1] != config.hidden_size or head.shape[0] <= vocab.max():
+        raise FileError(f"{target} has no head that fits the drafter: name its own target")
+    rows = head.raw_rows()[vocab]
+    ne = (config.hidden_size, int(vocab.size))
+    return TensorToWrite(OWN_TABLES[1], head.type, ne, lambda: [rows.reshape(-1).data])
 
 
 def _checked(path: Path, spec: TensorSpec, tensor: StoredTensor) -> StoredTensor:
