@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,19 @@ def test_the_quant_picks_the_file(repo: str, tag: str, drafter: bool, expected: 
     assert found == expected
 
 
+def test_drafters_of_the_family() -> None:
+    files = ["dflash-m-Q4_K_M.gguf", "dflash-m-Q8_0.gguf", "dspark-m.gguf", "m-Q8_0.gguf"]
+    name = HubName("a/b")
+    assert choose_file(name, files) == "m-Q8_0.gguf"
+    assert choose_file(name, files, drafter=True) == "dflash-m-Q4_K_M.gguf"
+    assert choose_file(HubName("a/b", "Q8_0"), files, drafter=True) == "dflash-m-Q8_0.gguf"
+    with_ours = [*files, "m-dspine-Q6_K.gguf"]
+    assert choose_file(name, with_ours, drafter=True) == "m-dspine-Q6_K.gguf"
+    assert choose_file(name, with_ours) == "m-Q8_0.gguf"
+    # A repository of drafters alone does not say so in every name.
+    assert choose_file(name, ["x-Q8_0.gguf"], drafter=True) == "x-Q8_0.gguf"
+
+
 def test_order_of_the_defaults() -> None:
     name = HubName("a/b")
     assert choose_file(name, ["x-F16.gguf", "x-Q8_0.gguf"]) == "x-Q8_0.gguf"
@@ -193,3 +207,18 @@ def test_options_that_do_not_go_together(
 ) -> None:
     assert run_cli(["run", *arguments, "hello"]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["inspect"], ["convert", "OUT"], ["quantize", "OUT"], ["export", "OUT"]],
+    ids=lambda c: c[0],
+)
+def test_file_commands_know_the_hub(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """They ask for the file; without the package the sentence says what to do."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    rest = [str(tmp_path / part) for part in command[1:]]
+    assert run_cli([command[0], "hf:me/m:Q8_0", *rest]) == 2
+    assert "name it with -m" in capsys.readouterr().err

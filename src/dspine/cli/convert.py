@@ -24,13 +24,16 @@ def command(options: Options, source: Path, output: Path) -> None:
     drafter GGUF.
     """
     from dspine.files.convert import convert_checkpoint
+    from dspine.files.hub import local_file
 
+    target = options.path("model")
+    source = local_file(source, drafter=True)
     with Progress(f"writing {output}") as progress:
         warnings = convert_checkpoint(
             source,
             output,
             dtype=None if options.choice("dtype") == "auto" else options.choice("dtype"),
-            target=options.path("model"),
+            target=None if target is None else local_file(target),
             thinking=THINKING[options.choice("thinking")],
             overwrite=options.switch("force"),
             progress=progress.update,

@@ -22,14 +22,17 @@ def command(options: Options, source: Path, output: Path) -> None:
     SpecForge's layout; the target itself must be there in Hugging Face's.
     """
     from dspine.files.export import export_drafter
+    from dspine.files.hub import local_file
 
+    target = options.path("model")
+    source = local_file(source, drafter=True)
     with Progress(f"writing {output}") as progress:
         exported = export_drafter(
             source,
             output,
             options.choice("to"),
             dtype=None if options.choice("dtype") == "auto" else options.choice("dtype"),
-            target=options.path("model"),
+            target=None if target is None else local_file(target),
             overwrite=options.switch("force"),
             progress=progress.update,
         )

@@ -19,9 +19,10 @@ def command(options: Options, file: Path) -> None:
     What it is, its sizes, which target a drafter is for, and what dspine does with it. Of drafters
     in a foreign layout the names are shown beside those that ours would have.
     """
+    from dspine.files.hub import local_file
     from dspine.files.inspect import inspect_path
 
-    facts = with_outlook(inspect_path(file))
+    facts = with_outlook(inspect_path(local_file(file)))
     if options.switch("json"):
         print_json(facts)
         return

@@ -20,11 +20,13 @@ def command(options: Options, source: Path, output: Path) -> None:
 
     Norms stay f32, and in the K types injection and transfer codes q8_0. IN holds f32, f16 or bf16.
     """
+    from dspine.files.hub import local_file
     from dspine.files.quantise import quantise_drafter
     from dspine.llama.library import find_library
     from dspine.machine import physical_cores
 
     find_library(options.path("library"))
+    source = local_file(source, drafter=True)
     with Progress(f"writing {output}") as progress:
         warnings = quantise_drafter(
             source,

@@ -23,7 +23,8 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 _TAG = re.compile(r"[\w.-]+", re.ASCII)
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """In names of files that are no model by themselves, by llama.cpp's own list."""
-_OURS = "dspine"
+_DRAFTERS = ("dspine", "dflash")
+"""In names of drafters that dspine runs, the preferred first."""
 _PATIENCE_SECONDS = 10.0
 _WITHOUT = "or download the file yourself and name it with -m (drafters: -md)"
 
@@ -100,12 +101,13 @@ def fetch(name: HubName, *, drafter: bool = False) -> Path:
 def choose_file(name: HubName, files: Sequence[str], *, drafter: bool = False) -> str:
     """The file that llama.cpp would take; FileError lists what there is.
 
-    Files with "dspine" in their name are drafters: they are preferred for one, and left out for a
-    target unless there is nothing else.
+    Files with "dspine" or "dflash" in their name are drafters: the first of these kinds that is
+    there is taken for one, and for a target they are left out unless there is nothing else.
     """
-    models = [file for file in files if is_model(file)]
-    named = [file for file in models if (_OURS in PurePosixPath(file).name.lower()) == drafter]
-    models = named or models
+    models = [file for file in files if is_model(file, drafter=drafter)]
+    kinds = [_kind(file) for file in models]
+    wanted = min(kinds, default=0) if drafter else len(_DRAFTERS)
+    models = [f for f, kind in zip(models, kinds, strict=True) if kind == wanted] or models
     for tag in (name.tag,) if name.tag else DEFAULT_TAGS:
         pattern = re.compile(re.escape(tag) + "[.-]", re.IGNORECASE)
         found = next((file for file in models if pattern.search(file)), None)
@@ -120,12 +122,19 @@ def choose_file(name: HubName, files: Sequence[str], *, drafter: bool = False) -
     )
 
 
-def is_model(file: str) -> bool:
-    """Whether a file is a GGUF model, or the first part of one."""
+def is_model(file: str, *, drafter: bool = False) -> bool:
+    """Whether a file is a GGUF model, or the first part of one; or a drafter that dspine runs."""
     base = PurePosixPath(file).name
-    if not base.endswith(".gguf") or any(word in base for word in _COMPANIONS):
+    others = [word for word in _COMPANIONS if not (drafter and word == "dflash-")]
+    if not base.endswith(".gguf") or any(word in base for word in others):
         return False
     return split_names(base)[0] == base
+
+
+def _kind(file: str) -> int:
+    """Place of a file's kind in _DRAFTERS, by its name; their number for other models."""
+    base = PurePosixPath(file).name.lower()
+    return next((i for i, word in enumerate(_DRAFTERS) if word in base), len(_DRAFTERS))
 
 
 def _listed(repo: str) -> list[str]:
