@@ -2,8 +2,8 @@
 //
 // Keys are taken in chunks of 64 that start at multiples of 64, whatever the batch and the number of
 // threads, and each query is summed over them in that order: its result does not depend on the
-// queries it is computed with. A chunk is widened once for all query heads of its key/value head and
-// a few rows.
+// queries it is computed with. An item takes all query heads of a key/value head and a few rows, so a
+// chunk is read once for them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,18 +17,22 @@ namespace {
 
 constexpr int     kChunk        = 64;   // keys
 constexpr int     kMostQueries  = 16;   // of one item
-constexpr int     kFewQueries   = 3;    // up to here a chunk is not widened in advance
 constexpr int64_t kMostWidth    = 256;  // head size
 constexpr float   kNone         = -std::numeric_limits<float>::infinity();
+
+// 16-bit floats are widened where they are read, which costs less than to store them and read them again.
+bool read_in_place(const Tensor * cache) { return cache->type == F32 || cache->type == F16; }
 
 struct Shape {
     explicit Shape(const Tensor * op)
         : q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]), width(k->ne[0]), value_width(v->ne[0]),
-          rows(q->ne[1]), heads(q->ne[2]), sequences(q->ne[3]), keys(k->ne[1]), shared(heads / k->ne[2]) {}
+          rows(q->ne[1]), heads(q->ne[2]), sequences(q->ne[3]), keys(k->ne[1]), shared(heads / k->ne[2]),
+          in_place(read_in_place(k) && read_in_place(v)) {}
 
     const Tensor * q, * k, * v, * mask;
     int64_t width, value_width, rows, heads, sequences, keys;
-    int64_t shared;  // query heads of one key/value head
+    int64_t shared;    // query heads of one key/value head
+    bool    in_place;  // no widening in advance
 };
 
 // How the work is cut: items of `heads` query heads (all of one key/value head) x `rows` rows.
@@ -49,7 +53,7 @@ Cut choose_cut(const Shape & s, int threads) {
         for (int64_t rows = 1; rows <= std::min<int64_t>(s.rows, kMostQueries / heads); rows++) {
             Cut cut{heads, rows, s.heads / heads, (s.rows + rows - 1) / rows, 0};
             cut.items          = cut.head_items * cut.row_items * s.sequences;
-            const int64_t queries = heads * rows, widening = queries <= kFewQueries ? 1 : 3;  // a query is 2
+            const int64_t queries = heads * rows, widening = s.in_place ? 1 : 3;  // a query is 2
             const int64_t cost    = (cut.items + threads - 1) / threads * (widening + 2 * queries);
             if (least < 0 || cost < least) {
                 least = cost;
@@ -68,8 +72,10 @@ inline __m256 exponential(__m256 x) {
     __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693145752f), x);   // ln 2, upper bits
     r        = _mm256_fmadd_ps(n, _mm256_set1_ps(-1.42860677e-6f), r);  // and the rest
     __m256 p = _mm256_set1_ps(1.0f / 720);
-    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
-        p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; i++) {
+        constexpr float kNext[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+        p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(kNext[i]));
     }
     const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(power)), live);
@@ -97,13 +103,9 @@ inline float total(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
-// One cache row of `width` elements as fp32.
+// One cache row of `width` elements, BF16 or Q8_0, as fp32.
 void widen(int type, const char * from, int64_t width, float * to) {
-    if (type == F16) {
-        for (int64_t i = 0; i < width; i += 8) {
-            _mm256_store_ps(to + i, load_half(from + 2 * i));
-        }
-    } else if (type == BF16) {
+    if (type == BF16) {
         for (int64_t i = 0; i < width; i += 8) {
             const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + 2 * i)));
             _mm256_store_ps(to + i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
@@ -118,8 +120,6 @@ void widen(int type, const char * from, int64_t width, float * to) {
                 _mm256_store_ps(to + i + j, _mm256_mul_ps(_mm256_cvtepi32_ps(q), scale));
             }
         }
-    } else {
-        std::memcpy(to, from, size_t(width) * sizeof(float));
     }
 }
 
@@ -137,6 +137,12 @@ struct Rows {
 template <bool half>
 inline __m256 eight(const char * row, int64_t i) {
     return half ? load_half(row + 2 * i) : _mm256_loadu_ps(reinterpret_cast<const float *>(row + 4 * i));
+}
+
+// The compiler would load a value again for each multiplication that it takes part in.
+inline __m256 in_register(__m256 x) {
+    asm("" : "+x"(x));
+    return x;
 }
 
 // score[r * kChunk + key] = q[r] . key for Q queries; up to 7 scores after the last key's repeat it, so
@@ -164,7 +170,7 @@ void dot_rows(const float * q, int64_t width, const Rows & keys, float * score) 
             }
 #pragma GCC unroll 8
             for (int j = 0; j < K; j++) {
-                const __m256 y = eight<half>(row[j], i);
+                const __m256 y = in_register(eight<half>(row[j], i));
 #pragma GCC unroll 3
                 for (int r = 0; r < Q; r++) {
                     part[r][j] = _mm256_fmadd_ps(x[r], y, part[r][j]);
@@ -209,7 +215,7 @@ inline void add_elements(const Shares & shares, int query, const Rows & values, 
         }
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
-            const __m256 y = eight<half>(row, i + 8 * n);
+            const __m256 y = in_register(eight<half>(row, i + 8 * n));
 #pragma GCC unroll 3
             for (int r = 0; r < Q; r++) {
                 sum[r][n] = _mm256_fmadd_ps(w[r], y, sum[r][n]);
@@ -363,10 +369,10 @@ class Item {
     // Whether the mask is not the one of the query before.
     bool has_own_mask(int i) const { return i % heads_ == 0 || (s_.mask != nullptr && s_.mask->ne[2] > 1); }
 
-    // `count` rows of a cache from `first` on. What few queries read is widened where it is read.
+    // `count` rows of a cache from `first` on.
     Rows rows_of(const Tensor * cache, int64_t head, int64_t sequence, int64_t first, int count, float * wide) const {
         const char * from = at(cache, first, head, sequence);
-        if (cache->type == F32 || (cache->type == F16 && queries_ <= kFewQueries)) {
+        if (read_in_place(cache)) {
             return {from, cache->nb[1], count, cache->type == F16};
         }
         const int64_t width = cache->ne[0];
@@ -378,8 +384,7 @@ class Item {
 
     void chunk(int64_t key, int count) {
         const Tensor * k = s_.k, * v = s_.v;
-        const Rows     keys = rows_of(k, head_ / (s_.heads / k->ne[2]), sequence_ / (s_.q->ne[3] / k->ne[3]), key, count, w_.keys);
-        const Rows     values = rows_of(v, head_ / (s_.heads / v->ne[2]), sequence_ / (s_.q->ne[3] / v->ne[3]), key, count, w_.values);
+        const Rows     keys  = rows_of(k, head_ / (s_.heads / k->ne[2]), sequence_ / (s_.q->ne[3] / k->ne[3]), key, count, w_.keys);
         dot_all(w_.q, queries_, s_.width, keys, w_.scores);
         float scale;
         std::memcpy(&scale, op_->op_params, sizeof scale);
@@ -409,6 +414,8 @@ class Item {
             shares.factor[active] = factor;
             shares.out[active++]  = w_.out + i * s_.value_width;
         }
+        // Widened only now: keys and values together do not fit into the first cache.
+        const Rows values = rows_of(v, head_ / (s_.heads / v->ne[2]), sequence_ / (s_.q->ne[3] / v->ne[3]), key, count, w_.values);
         add_all(shares, active, values, s_.value_width);
     }
 
