@@ -19,7 +19,7 @@ from dspine.kernels.status import SWITCH, enable, run_test
 from dspine.llama.library import find_library
 
 _ROOT = Path(__file__).parents[2]
-_LOSS_OF_8_BIT_INPUTS = 5.5e-3
+_LOSS_OF_8_BIT_INPUTS = 5e-3
 _ERRORS = {"q8_0": 1e-4, "f16": 1e-5, "bf16": 1e-5}
 """Types whose inputs are not rounded to 8 bits."""
 

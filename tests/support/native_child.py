@@ -71,7 +71,8 @@ def _product_facts(
     ours, stock, same = [], [], []
     for inputs, outputs in shapes:
         weight = _weights(rng, type_name, inputs, outputs)
-        rows = MANY_ROWS if (inputs, outputs) == SHAPES[1] else max(ROWS)
+        # Rows of a single block scatter: their mean error shows in many.
+        rows = MANY_ROWS if inputs == 32 or (inputs, outputs) == SHAPES[1] else max(ROWS)
         x = rng.standard_normal((rows, inputs), dtype=np.float32)
         x[0] *= 1e4
         x[1, :] = 0.0
