@@ -12,15 +12,18 @@ import numpy.typing as npt
 import pytest
 
 from dspine.drafters.kinds import KINDS as KINDS_BY_CONFIG
-from dspine.files.drafter_file import DrafterFile, read_drafter
+from dspine.files.drafter_file import OWN_TABLES, DrafterFile, read_drafter
 from dspine.files.dtypes import to_float32
 from dspine.files.gguf_file import find_tensor
+from dspine.files.gguf_writer import TensorToWrite
 from dspine.files.schema import DFlash2Config
+from dspine.ggml.types import type_by_name
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import load_safely
 from tests.support.llama_dflash import LlamaDFlash
+from tests.support.rewritten import foreign, rewritten
 from tests.support.tiny_models import tiny_llama
 from tests.support.tiny_pair import write_dflash_drafter
 
@@ -89,6 +92,25 @@ def compare(path: Path, target: Path, blocks: int, widths: tuple[int, ...]) -> A
     return Agreement(theirs_same / drafted, exact_same / drafted, len(seen))
 
 
+def as_others_write_it(path: Path) -> Path:
+    """Without our keys, with tables of its own and the positions of a drafter for M-RoPE."""
+    config = read_drafter(path).config
+    random = np.random.default_rng(8)
+    values = random.standard_normal((config.vocab_size, config.hidden_size)).astype(np.float32)
+
+    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        foreign(metadata, tensors)
+        sections = [config.head_dim // 2, 0, 0, 0]
+        metadata["dflash.rope.dimension_sections"] = np.array(sections, np.int32)
+        for name in OWN_TABLES:
+            ne, kind = values.shape[::-1], type_by_name("f32")
+            tensors[name] = TensorToWrite(
+                name, kind, ne, lambda: [values.reshape(-1).data.cast("B")]
+            )
+
+    return rewritten(path, change)
+
+
 def agreeing(some: Sequence[int], others: Sequence[int]) -> int:
     return sum(a == b for a, b in zip(some, others, strict=True))
 
@@ -98,7 +120,10 @@ def exact_head(
 ) -> Callable[[npt.NDArray[np.float32], int], list[int]]:
     """From final states and anchor to drafts, without the rounding of a quantised product."""
     config, weights = file.config, file.arrays()
-    stored = find_tensor(target, "output.weight") or find_tensor(target, "token_embd.weight")
+    stored = file.own_tables.get(OWN_TABLES[1]) if file.draft_vocab is None else None
+    stored = (
+        stored or find_tensor(target, "output.weight") or find_tensor(target, "token_embd.weight")
+    )
     assert stored is not None
     table = stored.as_float32()
     ids = np.arange(len(table)) if file.draft_vocab is None else file.draft_vocab
@@ -161,3 +186,12 @@ def test_small_drafters_of_every_form(
     least = 0.9 if dtype == "q8_0" else 0.98
     assert found.with_exact >= least and found.with_theirs >= least, found
     assert found.different > (0 if tied and kind == "DFlash" else 2)
+
+
+@KINDS
+def test_a_file_of_others_with_its_own_tables(kind: str, tmp_path: Path) -> None:
+    target = tiny_llama(tmp_path / "t.gguf", seed=3, hidden_size=320, num_heads=5, num_kv_heads=5)
+    path = as_others_write_it(write_dflash_drafter(tmp_path / "d.gguf", target, kind))
+    assert read_drafter(path).pair is None
+    found = compare(path, target, 20, (6,))
+    assert found.with_exact >= 0.98 and found.with_theirs >= 0.98, found

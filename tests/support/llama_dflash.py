@@ -71,7 +71,8 @@ class LlamaDFlash:
     def add_context(self, features: FloatArray) -> None:
         """Inject the K/V of confirmed tokens at the next positions."""
         count, width = features.shape
-        batch = self._api.llama_batch_init(count, width, 1)
+        # Four positions a row, where the file asks for those of M-RoPE.
+        batch = self._api.llama_batch_init(4 * count, width, 1)
         ctypes.memmove(batch.embd, np.ascontiguousarray(features).ctypes.data, features.nbytes)
         self._decode(batch, count)
         self._position += count
@@ -113,7 +114,8 @@ class LlamaDFlash:
     def _decode(self, batch: Any, count: int) -> None:
         batch.n_tokens = count
         for row in range(count):
-            batch.pos[row] = self._position + row
+            for part in range(4 if batch.embd else 1):
+                batch.pos[part * count + row] = self._position + row
             batch.n_seq_id[row] = 1
             batch.seq_id[row][0] = 0
             batch.logits[row] = 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,12 @@ import pytest
 
 from dspine.errors import FileError, PairError
 from dspine.files.drafter_file import read_drafter, write_drafter
-from dspine.files.gguf_file import GgufFile, read_header
-from dspine.files.gguf_writer import TensorToWrite, write_gguf
+from dspine.files.gguf_file import read_header
+from dspine.files.gguf_writer import TensorToWrite
 from dspine.files.inspect import inspect_path
 from dspine.files.pairing import check_unpaired
 from dspine.files.quantise import quantise_drafter
 from dspine.files.schema import DrafterConfig, TrainingRecord, tensor_specs
-from dspine.files.typed_keys import writable
 from dspine.ggml.types import type_by_name
 from tests.support.drafter_files import (
     PAIR,
@@ -32,8 +29,8 @@ from tests.support.drafter_files import (
     text,
     weights,
 )
+from tests.support.rewritten import Change, foreign, rewritten
 
-Change = Callable[[dict[str, Any], dict[str, TensorToWrite]], object]
 BOTH = pytest.mark.parametrize("config", [SMALL_DFLASH, SMALL_DFLASH2], ids=["dflash", "dflash2"])
 
 
@@ -42,34 +39,9 @@ def written(path: Path, config: DrafterConfig, **options: Any) -> Path:
     return path
 
 
-def _raw(gguf: GgufFile, name: str) -> list[memoryview]:
-    return [gguf.tensor(name).raw.data]
-
-
-def rewritten(source: Path, change: Change) -> Path:
-    """The file again with other keys and tensors."""
-    gguf = GgufFile(source)
-    metadata: dict[str, Any] = {k: writable(v) for k, v in gguf.header.metadata.items()}
-    metadata.pop("general.alignment", None)
-    tensors = {
-        name: TensorToWrite(name, info.type, info.ne, partial(_raw, gguf, name))
-        for name, info in gguf.header.tensors.items()
-    }
-    change(metadata, tensors)
-    out = source.with_name("changed.gguf")
-    write_gguf(out, metadata, list(tensors.values()))
-    return out
-
-
 def zeros(name: str, kind: str, ne: tuple[int, ...]) -> TensorToWrite:
     tensor = TensorToWrite(name, type_by_name(kind), ne, list)
     return replace(tensor, chunks=lambda: [memoryview(bytes(tensor.n_bytes))])
-
-
-def foreign(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
-    """As llama.cpp's converter writes it: none of our keys."""
-    for key in [k for k in metadata if k.startswith("dspine.")]:
-        del metadata[key]
 
 
 @BOTH
