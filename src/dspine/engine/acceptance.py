@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
+import numpy as np
+import numpy.typing as npt
+
 BIN = 0.5
 """Width of a score's bin in logits."""
 
@@ -44,6 +47,7 @@ MAP_WINDOW = 400.0
 """Outcomes of a bin after which older ones fade."""
 
 _FACTORS = tuple(exp(shift) for shift in SHIFTS)
+_FACTOR_ARRAY = np.array(_FACTORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +108,21 @@ class Reliability:
             self.known[slot] = known
         return known
 
-    def odds(self, slot: int) -> float:
-        """What a draft of that kind and score has against it, before the text shifts it."""
-        return exp(-self._map[slot])
+    def odds(self) -> npt.NDArray[np.float64]:
+        """For each slot number what is against such a draft, before the text shifts it."""
+        return np.exp(np.negative(self._map))
 
-    def texts(self, least: float) -> list[tuple[float, float, float]]:
-        """(likelihood, usual likelihood, factor) of the texts that this may be.
+    def texts(
+        self, least: float
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """(likelihood, usual likelihood, factor) of each of the texts that this may be.
 
-        In such a text a draft is right with the chance factor / (factor + odds(slot)). Texts
-        that are less likely than `least` now are taken as impossible now.
+        In such a text a draft is right with the chance factor / (factor + odds). Texts that
+        are less likely than `least` now are taken as impossible now.
         """
-        weights = [weight if weight >= least else 0.0 for weight in self._weights]
-        scale = 1.0 / sum(weights)
-        shares = [weight * scale for weight in weights]
-        return list(zip(shares, self._usual, _FACTORS, strict=True))
+        weights = np.array(self._weights)
+        weights[weights < least] = 0.0
+        return weights / weights.sum(), np.array(self._usual), _FACTOR_ARRAY
 
     def learn(self, slot: int, right: bool) -> None:
         """A draft of that kind and score turned out right or wrong."""

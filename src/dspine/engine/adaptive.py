@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
-from dspine.engine.asking import LEAST_REACH, Prices, Prospects
+from dspine.engine.asking import Prices, Prospects
 from dspine.engine.costs import StepCosts
 from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
 from dspine.engine.waiting import owed_ms
@@ -36,6 +36,9 @@ SITUATIONS = 4
 WEAK, STRONG = 0.45, 0.75
 """No free draft, a weak one, a fair one, a strong one: what the drafter adds depends on it."""
 
+LEAST_REACH = 0.03
+"""Slots that are right less often than that are not looked at."""
+
 PACE = 1.0 / 48.0
 """Share of a step in the rate of tokens that counts as usual."""
 
@@ -44,6 +47,10 @@ CREDIT = 5.0
 
 REFUND = 0.005
 """Share of each token's time by which that loss may grow."""
+
+DOUBTS, DOUBTFUL = 5, 0.2
+"""Drafts in a row that are made in spite of an expected loss (at most that many tokens each)
+before a stretch of drafts ends: without them nothing more is learned of the text."""
 
 CHANGES = 0.005
 """Chance at each step that a text where the drafter does not pay has become one where it does."""
@@ -103,8 +110,10 @@ class AdaptiveWidth:
         self._lookups = {name: Reliability(LOOKUP_PRIORS) for name in FREE}
         self._bins: dict[tuple[float, ...], list[int]] = {}
         typical = _typical_chains(curve[: block_size - 1] or (0.5,))
-        self._prospects = Prospects(self._network, typical, SITUATIONS)
-        self._since = 0
+        self._prospects = Prospects(
+            self._network, typical, situations=SITUATIONS, most_drafts=max(1, block_size - 1)
+        )
+        self._since = self._doubts = 0
         self._speed = 1.0
         self._nothing = [0.0] * (max(most_drafts, block_size) + 1)
         self._start()
@@ -172,11 +181,17 @@ class AdaptiveWidth:
             situation, best, min(self._block - 1, request.limit), self._prices
         )
         width, gain = judgement.width, judgement.value
+        goes_on = self._warm and situation == self._situation
         self._situation = situation
         least = drafts[width] + rows[1] - rows[0] + self._save + self._owed[1]
         if width < 2 or least > self._credit * plain:
             return 0
-        if gain <= 0.0:
+        if gain > 0.0:
+            self._doubts = 0
+        elif goes_on and self._doubts < DOUBTS and judgement.now > -DOUBTFUL:
+            self._doubts += 1
+            self._prospects.forget()
+        else:
             loss = self._rate * (drafts[width] - self._costs.drafts(2)[width]) - judgement.now
             if not self._probe(loss, judgement.usually):
                 return 0
@@ -286,10 +301,12 @@ class AdaptiveWidth:
         return True
 
     def _probed(self, drafted: _Chain, confirmed: Sequence[int]) -> None:
-        """Drafts that nobody else had are followed up at once."""
+        """Drafts that nobody else had are followed up at once: it may be another text."""
         right = _right(drafted.proposal, confirmed)
         if right > max((_right(chain.proposal, confirmed) for chain in self._free), default=0):
             self._since = PROBE_LAST
+            self._network.relax(PROBE_FIRST)
+            self._prospects.forget()
 
     def _looked_up(self, proposal: Proposal) -> _Chain:
         slots = self._bins.get(proposal.scores)

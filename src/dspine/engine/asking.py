@@ -7,17 +7,18 @@ drafting pays, some of what that would gain later.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from dspine.engine.acceptance import Reliability
+
+Array = npt.NDArray[np.float64]
 
 REMEMBERED = 16
 """Chains from which the next one is guessed, for each situation."""
-
-LEAST_REACH = 0.03
-"""Slots that are right less often than that are not looked at."""
 
 LEAST_WEIGHT = 0.02
 """Possible texts less likely than that are left out."""
@@ -25,11 +26,11 @@ LEAST_WEIGHT = 0.02
 FORESIGHT = 8.0
 """Steps whose gain counts for a draft that shows whether there is one."""
 
-HOLDS = 8
-"""Steps for which a judgement against asking holds: without drafts, little is learned."""
+HOLDS = 12
+"""Steps for which asking is taken not to pay: without drafts, little is learned."""
 
 SAME = 0.1
-"""Tokens by which the alternative may change meanwhile."""
+"""Tokens by which the alternative may become worse meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,25 @@ class Prospects:
     """Remembers chains by situation: what else is proposed for the same slots."""
 
     def __init__(
-        self, network: Reliability, typical: Sequence[Sequence[int]], situations: int
+        self,
+        network: Reliability,
+        typical: Sequence[Sequence[int]],
+        *,
+        situations: int,
+        most_drafts: int,
     ) -> None:
         """`typical` chains stand for those not seen yet, slot numbers as in `Reliability`."""
         self._network = network
-        self._typical = [list(chain) for chain in typical]
-        self._seen: list[deque[list[int]]] = [deque(maxlen=REMEMBERED) for _ in range(situations)]
+        self._typical = _Chains(most_drafts)
+        for chain in typical:
+            self._typical.add(chain)
+        self._seen = [_Chains(most_drafts) for _ in range(situations)]
         self._held: list[tuple[int, float, int, Judgement] | None] = [None] * situations
         self._clock = 0
 
-    def add(self, situation: int, slots: list[int]) -> None:
+    def add(self, situation: int, slots: Sequence[int]) -> None:
         """A chain was drafted."""
-        self._seen[situation].append(slots)
+        self._seen[situation].add(slots)
 
     def forget(self) -> None:
         """Judge anew at the next step: something changed."""
@@ -91,84 +99,83 @@ class Prospects:
         held = self._held[situation]
         if held is not None:
             until, then, drafts, found = held
-            if self._clock < until and drafts == most and abs(best - then) < SAME:
+            # Against a better alternative it does not pay either.
+            if self._clock < until and drafts == most and best > then - SAME:
                 return found
-        found = self._judged(self._samples(situation), best, most, prices)
+        if most < 1:
+            return Judgement(0, -1e9, 0.0, 0.0)
+        found = self._judged(self._chains(situation), best, most, prices)
         against = found.value <= 0.0
         self._held[situation] = (self._clock + HOLDS, best, most, found) if against else None
         return found
 
-    def _judged(
-        self, samples: Sequence[Sequence[int]], best: float, most: int, prices: Prices
-    ) -> Judgement:
-        if most < 1:
-            return Judgement(0, -1e9, 0.0, 0.0)
-        odds = [[self._network.odds(slot) for slot in sample] for sample in samples]
-        texts = self._network.texts(LEAST_WEIGHT)
-        mixed = [[0.0] * (most + 1) for _ in samples]
-        for weight, _, factor in texts:
-            if weight:
-                for chain, whole in zip(_worths(odds, factor, most, prices), mixed, strict=True):
-                    for count, worth in enumerate(chain):
-                        whole[count] += weight * worth
-        gains = _gains(mixed, best, prices)
-        now = max(gains)
-        width = gains.index(now) + 2
-        if now > 0.0:
-            return Judgement(width, now, 0.0, 0.0)
-        hope = usually = 0.0
-        for weight, before, factor in texts:
-            suits = max(0.0, *_gains(_worths(odds, factor, most, prices), best, prices))
-            hope += weight * suits
-            usually += before * suits
-        return Judgement(width, now, hope, usually)
+    def _judged(self, chains: _Chains, best: float, most: int, prices: Prices) -> Judgement:
+        likely, usual, factors = self._network.texts(LEAST_WEIGHT)
+        tokens = chains.tokens(factors, self._network.odds(), most, prices.owed)
+        costs = np.array(prices.rows[1 : most + 1]) + best
+        drafts = np.array(prices.drafts[2 : most + 2])
+        now = _gains(chains.shares, np.tensordot(likely, tokens, 1), costs) - drafts
+        width = int(now.argmax())
+        if now[width] > 0.0:
+            return Judgement(width + 2, float(now[width]), 0.0, 0.0)
+        suits = (_gains(chains.shares, tokens, costs) - drafts).max(axis=-1).clip(0.0)
+        return Judgement(width + 2, float(now[width]), float(likely @ suits), float(usual @ suits))
 
-    def _samples(self, situation: int) -> Sequence[list[int]]:
-        """Chains of this situation, else of the next ones to it, else typical ones."""
+    def _chains(self, situation: int) -> _Chains:
+        """Those of this situation, else of the next ones to it, else typical ones."""
         seen, last = self._seen, len(self._seen)
         for distance in range(last):
             for near in (situation - distance, situation + distance):
-                if 0 <= near < last and seen[near]:
+                if 0 <= near < last and seen[near].count:
                     return seen[near]
         return self._typical
 
 
-def _worths(
-    odds: Sequence[Sequence[float]], factor: float, most: int, prices: Prices
-) -> list[list[float]]:
-    """For each chain the tokens of a step with 0, 1, ... `most` drafts in a certain text.
+class _Chains:
+    """The last chains of a situation, the newest at the end."""
 
-    What rejections cost later is taken off. Beyond what was drafted, slots are usual ones.
+    def __init__(self, most_drafts: int) -> None:
+        self.count = 0
+        self.shares: Array = np.zeros(0)
+        """What each counts: later ones more."""
+        self._slots = np.zeros((REMEMBERED, most_drafts), np.intp)
+        self._lengths = np.zeros((REMEMBERED, 1), np.intp)
+        self._steps = np.arange(most_drafts)
+
+    def add(self, slots: Sequence[int]) -> None:
+        """Remember one more chain, of at least one draft."""
+        self._slots[:-1] = self._slots[1:]
+        self._lengths[:-1] = self._lengths[1:]
+        self._slots[-1, : len(slots)] = slots
+        self._lengths[-1] = len(slots)
+        if self.count < REMEMBERED:
+            self.count += 1
+            ages = np.arange(1.0, self.count + 1.0)
+            self.shares = ages / ages.sum()
+
+    def tokens(self, factors: Array, odds: Array, most: int, owed: Sequence[float]) -> Array:
+        """(text, chain, most): tokens of a step with 1, 2, ... drafts of a chain in a text.
+
+        What rejections cost later is taken off. Beyond what was drafted, slots are usual ones.
+        """
+        drafted = self._steps[:most] < self._lengths[-self.count :]
+        against = odds[self._slots[-self.count :, :most]]
+        chances = factors[:, None, None] / (factors[:, None, None] + against)
+        usual = (chances * drafted).sum(axis=(1, 2)) / drafted.sum()
+        chances = np.where(drafted, chances, usual[:, None, None])
+        reached: Array = chances.cumprod(axis=2)
+        if any(owed):
+            missed = reached / chances * (1.0 - chances)
+            reached = reached - missed * np.array(owed[1 : most + 1])
+        found: Array = 1.0 + reached.cumsum(axis=2)
+        return found
+
+
+def _gains(shares: Array, tokens: Array, costs: Array) -> Array:
+    """(..., most): tokens that asking for 1, 2, ... drafts brings on average.
+
+    Of the drafts of a chain, as many are verified as pay most.
     """
-    chains = [[factor / (factor + one) for one in chain] for chain in odds]
-    usual = sum(map(sum, chains)) / sum(map(len, chains))
-    owed, found = prices.owed, []
-    for chances in chains:
-        known, reached, worth = len(chances), 1.0, 1.0
-        worths = [worth]
-        for count in range(1, most + 1):
-            p = chances[count - 1] if count <= known else usual
-            worth += reached * (p - (1.0 - p) * owed[count])
-            reached *= p
-            worths.append(worth)
-            if reached < LEAST_REACH:
-                worths += [worth] * (most - count)
-                break
-        found.append(worths)
+    worths = np.maximum.accumulate(np.maximum(tokens - costs, 0.0), axis=-1)
+    found: Array = shares @ worths
     return found
-
-
-def _gains(chains: Sequence[Sequence[float]], best: float, prices: Prices) -> list[float]:
-    """Tokens beyond `best` that asking for 1, 2, ... drafts is worth on average.
-
-    Of the drafts of a chain, as many are verified as pay most. Later chains count for more.
-    """
-    rows, drafts = prices.rows, prices.drafts
-    sums = [0.0] * (len(chains[0]) - 1)
-    for age, worths in enumerate(chains, 1):
-        gain = 0.0
-        for count in range(1, len(worths)):
-            gain = max(gain, worths[count] - rows[count] - best)
-            sums[count - 1] += age * gain
-    shares = 0.5 * len(chains) * (len(chains) + 1)
-    return [total / shares - drafts[count] for count, total in enumerate(sums, 2)]
