@@ -15,17 +15,14 @@ from dspine.drafters.kinds import KINDS as KINDS_BY_CONFIG
 from dspine.files.drafter_file import OWN_TABLES, DrafterFile, read_drafter
 from dspine.files.dtypes import to_float32
 from dspine.files.gguf_file import find_tensor
-from dspine.files.gguf_writer import TensorToWrite
 from dspine.files.schema import DFlash2Config
-from dspine.ggml.types import type_by_name
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import load_safely
 from tests.support.llama_dflash import LlamaDFlash
-from tests.support.rewritten import foreign, rewritten
 from tests.support.tiny_models import tiny_llama
-from tests.support.tiny_pair import write_dflash_drafter
+from tests.support.tiny_pair import as_others_write_it, write_dflash_drafter
 
 FIRST = 40
 KINDS = pytest.mark.parametrize("kind", ["DFlash", "DFlash2"])
@@ -90,25 +87,6 @@ def compare(path: Path, target: Path, blocks: int, widths: tuple[int, ...]) -> A
                 theirs.add_context(row)
                 ours.add_context(0, place, row)
     return Agreement(theirs_same / drafted, exact_same / drafted, len(seen))
-
-
-def as_others_write_it(path: Path) -> Path:
-    """Without our keys, with tables of its own and the positions of a drafter for M-RoPE."""
-    config = read_drafter(path).config
-    random = np.random.default_rng(8)
-    values = random.standard_normal((config.vocab_size, config.hidden_size)).astype(np.float32)
-
-    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
-        foreign(metadata, tensors)
-        sections = [config.head_dim // 2, 0, 0, 0]
-        metadata["dflash.rope.dimension_sections"] = np.array(sections, np.int32)
-        for name in OWN_TABLES:
-            ne, kind = values.shape[::-1], type_by_name("f32")
-            tensors[name] = TensorToWrite(
-                name, kind, ne, lambda: [values.reshape(-1).data.cast("B")]
-            )
-
-    return rewritten(path, change)
 
 
 def agreeing(some: Sequence[int], others: Sequence[int]) -> int:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from dspine.files.drafter_file import write_drafter
+import numpy as np
+
+from dspine.files.drafter_file import OWN_TABLES, read_drafter, write_drafter
+from dspine.files.gguf_writer import TensorToWrite
 from dspine.files.pairing import describe_target
 from dspine.files.schema import DSpineConfig, TrainingRecord, tensor_specs
+from dspine.ggml.types import type_by_name
+from tests.support.rewritten import foreign, rewritten
 from tests.support.tiny_dflash import TinyDFlash
 from tests.support.tiny_dflash import tiny_config as dflash_config
 from tests.support.tiny_drafter import TinyPair, tiny_config
@@ -65,3 +71,22 @@ def write_pair_drafter(path: Path, target: Path, **changes: object) -> Path:
         made.draft_vocab,
     )
     return path
+
+
+def as_others_write_it(path: Path) -> Path:
+    """Without our keys, with tables of its own and the positions of a drafter for M-RoPE."""
+    config = read_drafter(path).config
+    random = np.random.default_rng(8)
+    values = random.standard_normal((config.vocab_size, config.hidden_size)).astype(np.float32)
+
+    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        foreign(metadata, tensors)
+        sections = [config.head_dim // 2, 0, 0, 0]
+        metadata["dflash.rope.dimension_sections"] = np.array(sections, np.int32)
+        for name in OWN_TABLES:
+            ne, kind = values.shape[::-1], type_by_name("f32")
+            tensors[name] = TensorToWrite(
+                name, kind, ne, lambda: [values.reshape(-1).data.cast("B")]
+            )
+
+    return rewritten(path, change)

@@ -334,3 +334,18 @@ def test_only_drafts_that_follow_a_draft_correct_the_price_of_drafting() -> None
         prices.append(costs.drafts(2)[8])
     assert prices[0] == before
     assert before < prices[1] < prices[2]
+
+
+def test_what_a_grammar_forces_is_verified_and_learned_like_any_free_draft() -> None:
+    policy = AdaptiveWidth(StepCosts(CostTable({1: 10.0, 16: 12.0}, {}), 32), most_drafts=15)
+    forced = Proposal((7, 8), (0.8, 0.7), "grammar")
+    for _ in range(5):
+        policy.ask([forced], Ask(1, 10, 15), None)
+        chosen = policy.choose(NOTHING)
+        assert (chosen.tokens, chosen.proposer) == ((7, 8), "grammar")
+        policy.observe(Outcome(2, (7, 8, 9), 0.0, 10.0))
+    sure = policy._lookups["grammar"].chance(score_bin(0.7))
+    for _ in range(30):
+        policy.ask([forced], Ask(1, 10, 15), None)
+        policy.observe(Outcome(len(policy.choose(NOTHING).tokens), (7, 3), 0.0, 10.0))
+    assert policy._lookups["grammar"].chance(score_bin(0.7)) < sure
