@@ -6,8 +6,8 @@
 Drafters are checkpoint folders, training runs or GGUF files that read the same layers of the
 target. The target answers the prompts at temperature 0 once and its features are captured once
 (both kept in the cache folder); every drafter then drafts at every position of those answers, so
-that all are measured on the same text. With --times only the time of a draft is measured, which
-wants an idle machine, and added to the result.
+that all are measured on the same text. --add keeps the drafters that the result has already. With
+--times only the time of a draft is measured, which wants an idle machine, and added to the result.
 """
 
 from __future__ import annotations
@@ -203,14 +203,14 @@ def draft_times(subject: Subject, target: Path, threads: int) -> dict[str, float
     return {str(width): round(ms, 3) for width, ms in timing.ms.items()}
 
 
-def show(document: Mapping[str, Any]) -> str:
-    """The result as a table: lengths with intervals by task, and what a draft costs."""
-    header = ["drafter", "parameters", *document["tasks"], "all", "95 %", "ms a draft"]
+def show(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: lengths by task, intervals, other rules and what a draft costs."""
+    rules = ["single candidates", "expected chain"]
+    header = ["drafter", "trained parameters", *document["tasks"], "all", "95 %", *rules]
     rows = []
     for name, found in document["drafters"].items():
-        by_task = found["lengths"]
+        by_task, times = found["lengths"], found.get("draft_ms", {})
         low, high = by_task["all"]["drafter"]["interval"]
-        times = found.get("draft_ms", {})
         rows.append(
             [
                 name,
@@ -218,10 +218,26 @@ def show(document: Mapping[str, Any]) -> str:
                 *(f"{by_task[task]['drafter']['length']:.2f}" for task in document["tasks"]),
                 f"{by_task['all']['drafter']['length']:.3f}",
                 f"{low:.3f} to {high:.3f}",
+                *(f"{by_task['all'][rule]['length']:.3f}" for rule in ("single", "expected")),
                 f"{times[str(found['block'])]:.2f}" if str(found["block"]) in times else "-",
             ]
         )
-    return table(header, rows)
+    return [*header, "ms a draft"], rows
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same for a page."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def report(document: Mapping[str, Any]) -> None:
+    """Print both, and the ratios."""
+    header, rows = show(document)
+    print(table(header, rows))
+    print("\n" + markdown(header, rows) + "\n")
+    for name, found in document["ratios"].items():
+        print(f"{name}: {found['ratio']} {found['interval']}")
 
 
 def main() -> None:
@@ -234,6 +250,7 @@ def main() -> None:
     parser.add_argument("-n", "--predict", type=int, default=128, help="tokens of an answer")
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where answers and features are kept")
+    parser.add_argument("--add", action="store_true", help="keep the drafters of the result so far")
     parser.add_argument("--times", action="store_true", help="measure the time of a draft only")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "drafters.json")
     args = parser.parse_args()
@@ -249,10 +266,13 @@ def main() -> None:
             document["drafters"][subject.name]["draft_ms"] = found
             text = json.dumps(document, indent=1, ensure_ascii=False)
             args.output.write_text(text + "\n", encoding="utf-8")
-        print(show(document))
+        report(document)
         return
     shards = shards_of(target, config_of(subjects[0].path)[0].taps, args)
-    drafters = {subject.name: acceptance(subject, target, shards) for subject in subjects}
+    drafters: dict[str, dict[str, Any]] = {}
+    if args.add:
+        drafters = json.loads(args.output.read_text(encoding="utf-8"))["drafters"]
+    drafters |= {subject.name: acceptance(subject, target, shards) for subject in subjects}
     tasks = list(TASK_SETS)
     for one in drafters.values():
         one["lengths"] = lengths(one["answers"], tasks)
@@ -270,7 +290,7 @@ def main() -> None:
         },
     }
     save("drafters", document, args.output)
-    print(show(document))
+    report(document)
 
 
 if __name__ == "__main__":
