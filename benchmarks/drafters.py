@@ -13,6 +13,7 @@ that all are measured on the same text. --add keeps the drafters that the result
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -276,7 +277,6 @@ def main() -> None:
     tasks = list(TASK_SETS)
     for one in drafters.values():
         one["lengths"] = lengths(one["answers"], tasks)
-    names = list(drafters)
     document = {
         "target": target.name,
         "tasks": tasks,
@@ -285,8 +285,8 @@ def main() -> None:
         "threads": args.threads,
         "drafters": drafters,
         "ratios": {
-            f"{name} / {names[0]}": ratio(drafters[name]["answers"], drafters[names[0]]["answers"])
-            for name in names[1:]
+            f"{name} / {base}": ratio(drafters[name]["answers"], drafters[base]["answers"])
+            for base, name in itertools.combinations(drafters, 2)
         },
     }
     save("drafters", document, args.output)
