@@ -31,6 +31,8 @@ ODD_SHAPES = ((1, 3), (33, 18))
 """For types without blocks."""
 ROWS = (1, 2, 3, 5, 8, 13)
 MANY_ROWS = 512
+LARGE = (1024, 1037)
+"""Packed by several threads, in a mapping of its own for types of 16 bits."""
 
 
 def main(arguments: list[str]) -> int:
@@ -90,6 +92,7 @@ def _product_facts(
             same.append(_view_agrees(one, plug_in, weight, x[:3], whole[:3]))
         same.append(_reads_back(one, plug_in, weight))
         same.append(_rows_are_found(three, plug_in, weight))
+    same.append(_reads_back(one, plug_in, _weights(rng, type_name, *LARGE)))
     return {"error": max(ours), "stock_error": max(stock), "same": same}
 
 
