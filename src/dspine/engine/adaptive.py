@@ -272,7 +272,6 @@ class AdaptiveWidth:
                 best, value = count, worth
         return best, value
 
-    @property
     def _prices(self) -> Prices:
         """As long as it goes on: a draft right after plain steps costs more, once."""
         rate, save, owed = self._rate, self._save, self._owed

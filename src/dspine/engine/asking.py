@@ -7,7 +7,7 @@ drafting pays, some of what that would gain later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,7 +93,9 @@ class Prospects:
         """Judge anew at the next step: something changed."""
         self._held = [None] * len(self._held)
 
-    def judge(self, situation: int, best: float, most: int, prices: Prices) -> Judgement:
+    def judge(
+        self, situation: int, best: float, most: int, prices: Callable[[], Prices]
+    ) -> Judgement:
         """Blocks of at most `most` drafts against an alternative that is worth `best` tokens."""
         self._clock += 1
         held = self._held[situation]
@@ -104,7 +106,7 @@ class Prospects:
                 return found
         if most < 1:
             return Judgement(0, -1e9, 0.0, 0.0)
-        found = self._judged(self._chains(situation), best, most, prices)
+        found = self._judged(self._chains(situation), best, most, prices())
         against = found.value <= 0.0
         self._held[situation] = (self._clock + HOLDS, best, most, found) if against else None
         return found
@@ -114,7 +116,8 @@ class Prospects:
         tokens = chains.tokens(factors, self._network.odds(), most, prices.owed)
         costs = np.array(prices.rows[1 : most + 1]) + best
         drafts = np.array(prices.drafts[2 : most + 2])
-        now = _gains(chains.shares, np.tensordot(likely, tokens, 1), costs) - drafts
+        mixed = (likely @ tokens.reshape(len(likely), -1)).reshape(-1, most)
+        now = _gains(chains.shares, mixed, costs) - drafts
         width = int(now.argmax())
         if now[width] > 0.0:
             return Judgement(width + 2, float(now[width]), 0.0, 0.0)
