@@ -23,6 +23,7 @@ from dspine.cli import (
     quantize,
     run,
     serve,
+    tokenizer,
     train,
 )
 from dspine.errors import DspineError
@@ -48,6 +49,7 @@ for module in (
     convert,
     export,
     quantize,
+    tokenizer,
     train,
 ):
     cli.add_command(module.command)

@@ -66,7 +66,7 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         default=False,
         group="Drafter file",
         help="Replace the output file if it is there.",
-        commands=("convert", "export", "quantize"),
+        commands=("convert", "export", "quantize", "tokenizer export"),
         in_environment=False,
     ),
     Setting(
@@ -129,7 +129,10 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         group="Data",
         help="Where the result goes: the answer file, the folder of shards, the folder of "
         "the run, or the table. What is there is continued.",
-        commands=("train answers", "train features", "train ngram", "train fit", "bench", "eval"),
+        commands=(
+            *("train answers", "train features", "train ngram", "train fit"),
+            *("bench", "eval", "tokenizer export"),
+        ),
         variants={
             **{
                 name: Variant(
@@ -139,6 +142,9 @@ DATA_SETTINGS: tuple[Setting, ...] = (
                 )
                 for name in ("bench", "eval")
             },
+            "tokenizer export": Variant(
+                "File to write, or its folder.", "tokenizer.json", group="Tokenizer"
+            ),
             "train answers": Variant("Answer file; one that is there is continued."),
             "train features": Variant("Folder of shards; one that is there is continued."),
             "train ngram": Variant("Table file, NAME.ngram.npz beside the drafter NAME.gguf."),

@@ -20,7 +20,10 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="the default target",
         group="Model",
         help="Target: a GGUF file that llama.cpp runs.",
-        commands=(*EVERY_LOADING_COMMAND, "convert", "export", *TRAIN_COMMANDS),
+        commands=(
+            *(*EVERY_LOADING_COMMAND, "convert", "export", "tokenizer export"),
+            *TRAIN_COMMANDS,
+        ),
         variants={
             command: Variant(
                 "Target of the drafter, a GGUF file. A folder that `dspine train fit` wrote "
@@ -50,7 +53,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         group="Model",
         help="Target from the Hugging Face hub, instead of -m; without QUANT it is Q4_K_M, else "
         "Q8_0, else the first GGUF there.",
-        commands=EVERY_LOADING_COMMAND,
+        commands=(*EVERY_LOADING_COMMAND, "tokenizer export"),
         placeholder="USER/REPO[:QUANT]",
     ),
     Setting(
@@ -61,7 +64,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         default_text="chosen by QUANT",
         group="Model",
         help="The file in the repository of -hf.",
-        commands=EVERY_LOADING_COMMAND,
+        commands=(*EVERY_LOADING_COMMAND, "tokenizer export"),
         placeholder="FILE",
     ),
     Setting(

@@ -1,0 +1,147 @@
+"""llama-benchy against `dspine serve` on the default pair, offline; its rates against ours.
+
+It needs `pip install llama-benchy==0.4.0`. Its text comes from a small server on this machine, its
+tokenizer from `dspine tokenizer export`. Run it on an idle machine:
+
+    python benchmarks/llama_benchy.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import common
+
+from dspine.bench.prompts import filler_text
+from dspine.default_pair import choose_pair
+from dspine.files.tokenizer_export import write_tokenizer
+
+PROGRAM = [sys.executable, "-c", "from dspine.cli.main import main; main()"]
+START_SECONDS = 120
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves the book without a line for each request."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+def main() -> None:
+    """Run it and store its figures beside ours."""
+    parser = common.parser(__doc__.split("\n")[0])
+    parser.add_argument("--pp", type=int, default=256, help="tokens of the prompt")
+    parser.add_argument("--tg", type=int, default=64, help="tokens of the answer")
+    parser.add_argument("--depth", default="0,1024", help="tokens before the prompt")
+    parser.add_argument("--concurrency", default="1,2", help="requests at a time")
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    program = shutil.which("llama-benchy", path=str(Path(sys.executable).parent))
+    if program is None:
+        raise SystemExit("llama-benchy is not installed: run pip install llama-benchy==0.4.0")
+    model, drafter = choose_pair(arguments.model, arguments.model_draft)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "book.txt").write_text(filler_text(), encoding="utf-8")
+        write_tokenizer(model, folder / "tokenizer.json")
+        book = serve_book(folder, stack)
+        address, log = serve_pair(model, drafter, arguments.threads, folder, stack)
+        result = folder / "result.json"
+        subprocess.run(
+            [
+                *(program, "--base-url", f"{address}/v1", "--model", "local/default"),
+                *("--tokenizer", str(folder / "tokenizer.json"), "--book-url", f"{book}/book.txt"),
+                *("--pp", str(arguments.pp), "--tg", str(arguments.tg)),
+                *("--depth", *arguments.depth.split(",")),
+                *("--concurrency", *arguments.concurrency.split(",")),
+                *("--runs", str(arguments.runs), "--skip-coherence", "--exact-tg"),
+                *("--extra-body", "temperature=0", "--format", "json"),
+                *("--save-result", str(result)),
+            ],
+            check=True,
+        )
+        table = json.loads(result.read_text(encoding="utf-8"))["benchmarks"]
+        own = own_rates(log)
+    document = {
+        "llama_benchy": table,
+        "own_tokens_per_second": own,
+        "pair": [model.name, drafter.name if drafter else None],
+        "summary": summary(table, own, arguments.tg),
+    }
+    common.save("llama_benchy", document, arguments.output)
+    print(json.dumps(document["summary"]))
+
+
+def serve_book(folder: Path, stack: ExitStack) -> str:
+    """A text for llama-benchy on the loopback interface; its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    stack.callback(server.shutdown)
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def serve_pair(
+    model: Path, drafter: Path | None, threads: int | None, folder: Path, stack: ExitStack
+) -> tuple[str, Path]:
+    """`dspine serve` on a free port; its address and its log."""
+    log = folder / "server.log"
+    options = ["-m", str(model), "--port", "0", "-c", "4096", "--temp", "0", "--warmup"]
+    options += ["-md", str(drafter)] if drafter else []
+    options += ["-t", str(threads)] if threads else []
+    with log.open("w", encoding="utf-8") as stream:
+        server = subprocess.Popen([*PROGRAM, "serve", *options], stderr=stream)
+    stack.callback(server.wait)
+    stack.callback(server.terminate)
+    limit = time.monotonic() + START_SECONDS
+    while time.monotonic() < limit and server.poll() is None:
+        found = re.search(r"listening on (http://\S+)", log.read_text(encoding="utf-8"))
+        if found is not None:
+            try:
+                with urllib.request.urlopen(f"{found.group(1)}/health", timeout=5):
+                    return found.group(1), log
+            except urllib.error.URLError:
+                pass
+        time.sleep(0.2)
+    raise SystemExit(f"the server did not start: {log.read_text(encoding='utf-8')}")
+
+
+def own_rates(log: Path) -> list[tuple[int, float]]:
+    """(tokens, tokens a second) of every answer, from the server's log."""
+    text = log.read_text(encoding="utf-8")
+    return [
+        (int(tokens), float(rate))
+        for tokens, rate in re.findall(r"(\d+) tokens at ([\d.]+)/s", text)
+    ]
+
+
+def summary(table: list[dict[str, Any]], own: list[tuple[int, float]], tg: int) -> dict[str, Any]:
+    """Its mean generation rate with one request at a time over ours of the same answers."""
+    single = [row for row in table if row.get("concurrency") == 1]
+    theirs = [row["tg_throughput"]["mean"] for row in single if row.get("tg_throughput")]
+    ours = [rate for tokens, rate in own if tokens == tg]
+    if not theirs or not ours:
+        return {"rows": len(table)}
+    mean = sum(ours) / len(ours)
+    return {
+        "rows": len(table),
+        "llama_benchy_tg": [round(rate, 1) for rate in theirs],
+        "own_tg_mean": round(mean, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
