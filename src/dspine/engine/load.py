@@ -299,6 +299,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 most=most,
                 curve=curve,
                 snapshots=snapshots,
+                replay=MAX_REPLAY if rollback == "checkpoint" else 0,
             ),
             proposer=options.proposer,
             template=_template(options, model),
@@ -352,13 +353,15 @@ def make_policy(
     most: int,
     curve: Sequence[float] = (),
     snapshots: int = 0,
+    replay: int = 0,
 ) -> WidthPolicy:
     """How far each proposer goes: as pays at each step, or as `--spec-draft-n-max` says.
 
     `block_size` is the drafter's (1 without one), `curve` its stored acceptance, `most` the rows
-    of a verify; where states are kept for rows, there are `snapshots` of them.
+    of a verify, in front of which up to `replay` confirmed ones may be decoded again; where states
+    are kept for rows, there are `snapshots` of them.
     """
-    steps = StepCosts(costs, most + MAX_REPLAY) if costs is not None else None
+    steps = StepCosts(costs, most + replay) if costs is not None else None
     if n_max is None and steps is not None:
         return AdaptiveWidth(
             steps,

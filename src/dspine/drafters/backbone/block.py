@@ -7,6 +7,7 @@ slots, K the candidates.
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -66,7 +67,8 @@ class BlockGraph(ABC):
         self._config, self._weights, self._cache = config, weights, cache
         self.width = width
         self._key_rows = cache.block_rows + context_rows
-        self._offsets = np.arange(width, dtype=np.int32)
+        self._numbers = struct.Struct(f"{2 * width}i")
+        self._masked = (config.mask_token_id,) * (width - 1)
         self._kinds: list[_MaskKind] = list(zip(config.windows, config.causal, strict=True))
         g = self.graph = Graph(backend, max_nodes=96 + self.max_layer_nodes * config.num_layers)
         self._input = g.input("ids_positions", "i32", (2 * width,))
@@ -77,8 +79,7 @@ class BlockGraph(ABC):
         outputs = self._build(g)
         g.allocate()
         self._ids = g.bind(self._input)
-        self._tokens, self._positions = self._ids.array.reshape(2, width)
-        self._tokens[:] = config.mask_token_id
+        self._id_bytes = self._ids.array.data.cast("B")
         self._masks = [(kind[0], self._host_mask(kind)) for kind in self._mask_inputs]
         self._results = [g.bind(output) for output in outputs]
         self._values = self._unpack([result.array for result in self._results])
@@ -107,8 +108,8 @@ class BlockGraph(ABC):
     def _run(self, anchor: int) -> Scores:
         """What the walk needs; the next run writes over it."""
         position = self._cache.length
-        self._tokens[0] = anchor
-        np.add(self._offsets, position, out=self._positions)
+        positions = range(position, position + self.width)
+        self._numbers.pack_into(self._id_bytes, 0, anchor, *self._masked, *positions)
         self._ids.push()
         for window, mask in self._masks:
             self._fill_mask(mask.array[0, 0], window, position)

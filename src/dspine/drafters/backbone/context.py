@@ -9,6 +9,7 @@ scratch row that takes the padding of a chunk.
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,6 @@ class ContextGraph:
         self.size = size
         self._cache = cache
         c, eps = config, config.rms_norm_eps
-        self._steps = np.arange(size, dtype=np.int32)
         g = self.graph = Graph(backend, max_nodes=32 + 24 * c.num_layers)
         features = g.input("features", "f32", (c.feature_size, size))
         indices = g.input("positions_rows", "i32", (2 * size,))
@@ -192,15 +192,17 @@ class ContextGraph:
         g.allocate()
         self._features, self._indices = g.bind(features), g.bind(indices)
         self._staging = self._features.array.reshape(size, c.feature_size)
-        self._positions, self._rows = self._indices.array.reshape(2, size)
+        self._numbers = struct.Struct(f"{2 * size}i")
+        self._index_bytes = self._indices.array.data.cast("B")
 
     def run(self, position: int, features: Features) -> None:
         """Fill rows for `features` (at most `size`), whose first token is at `position`."""
-        cache, count, rows = self._cache, len(features), self._rows
-        np.add(self._steps, position, out=self._positions)
-        np.remainder(self._positions, cache.capacity, out=rows)
-        rows += cache.block_rows
-        rows[count:] = cache.rows - 1
+        cache, count = self._cache, len(features)
+        positions = range(position, position + self.size)
+        rows = [cache.block_rows + place % cache.capacity for place in positions[:count]]
+        rows += [cache.rows - 1] * (self.size - count)
+        # Packing touches less code than NumPy does for so few numbers.
+        self._numbers.pack_into(self._index_bytes, 0, *positions, *rows)
         self._staging[:count] = features
         self._features.push()
         self._indices.push()

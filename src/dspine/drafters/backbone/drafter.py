@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -335,7 +336,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
 
 def _chunk(count: int) -> int:
     """Graph size for the next of `count` rows: the smallest that holds them, or the largest."""
-    return next((size for size in CHUNKS if size >= count), CHUNKS[-1])
+    return CHUNKS[min(bisect_left(CHUNKS, count), len(CHUNKS) - 1)]
 
 
 def _padded(rows: int, capacity: int) -> int:
