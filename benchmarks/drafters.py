@@ -207,7 +207,7 @@ def draft_times(subject: Subject, target: Path, threads: int) -> dict[str, float
 def show(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: lengths by task, intervals, other rules and what a draft costs."""
     rules = ["single candidates", "expected chain"]
-    header = ["drafter", "trained parameters", *document["tasks"], "all", "95 %", *rules]
+    header = ["drafter", "parameters without codes", *document["tasks"], "all", "95 %", *rules]
     rows = []
     for name, found in document["drafters"].items():
         by_task, times = found["lengths"], found.get("draft_ms", {})
