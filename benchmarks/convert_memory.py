@@ -1,8 +1,8 @@
 """Peak memory of converting and quantising a drafter of 4 GB, the size of the 27B one.
 
-python benchmarks/convert_memory.py --folder FOLDER
+python benchmarks/convert_memory.py --folder FOLDER --type q8_0
 
-FOLDER needs 12 GB of space; what is written there is removed. The weights are one random block
+FOLDER needs 13 GB of space; what is written there is removed. The weights are one random block
 repeated, because what is in them changes neither the time nor the memory.
 """
 
@@ -53,7 +53,7 @@ import json, resource, sys, time
 from pathlib import Path
 source, output, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 began = time.monotonic()
-if kind == "q4_k_m":
+if source.suffix == output.suffix == ".gguf":
     from dspine.files.quantise import quantise_drafter
     from dspine.llama.library import find_library
     find_library()
@@ -67,9 +67,10 @@ print(json.dumps({"peak_mib": round(peak / 1024), "seconds": round(time.monotoni
 
 
 def main() -> None:
-    """Folder to GGUF in two types, GGUF to folder and to Q4_K_M, each in a child process."""
+    """Folder to GGUF, quantised, and back to a folder, each in a child process."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--folder", type=Path, required=True, help="where 12 GB may be written")
+    parser.add_argument("--folder", type=Path, required=True, help="where 13 GB may be written")
+    parser.add_argument("--type", default="q4_k_m", help="type to quantise to")
     parser.add_argument("-o", "--output", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
     steps: dict[str, dict[str, float]] = {}
@@ -77,24 +78,21 @@ def main() -> None:
         folder = Path(name)
         write_source(folder / "source")
         size = size_of(folder / "source")
-        for source, output, kind in (
-            ("source", "a.gguf", "q8_0"),
-            ("source", "b.gguf", "bf16"),
-            ("b.gguf", "c.gguf", "q4_k_m"),
-            ("b.gguf", "back", "bf16"),
+        for step, source, output, kind in (
+            ("folder to GGUF, bf16", "source", "b.gguf", "bf16"),
+            (f"GGUF quantised, {arguments.type}", "b.gguf", "c.gguf", arguments.type),
+            ("GGUF to folder, bf16", "b.gguf", "back", "bf16"),
         ):
             command = [sys.executable, "-c", CHILD, str(folder / source), str(folder / output)]
             done = subprocess.run([*command, kind], capture_output=True, text=True, check=True)
             found = json.loads(done.stdout)
             found["gigabytes"] = round(size_of(folder / output) / 1e9, 3)
-            form = "folder" if output == "back" else "GGUF"
-            steps[f"{'folder' if source == 'source' else 'GGUF'} to {form}, {kind}"] = found
-            print(f"{source} to {output}: {found}", flush=True)
-            (folder / "a.gguf").unlink(missing_ok=True)
+            steps[step] = found
+            # After each step: the whole takes many minutes.
+            document = {"source_gigabytes": round(size / 1e9, 3), "steps": steps}
+            common.save("convert_memory", document, arguments.output)
     rows = [(step, *found.values()) for step, found in steps.items()]
     print(common.table(("step", "peak MiB", "s", "GB"), rows))
-    document = {"source_gigabytes": round(size / 1e9, 3), "steps": steps}
-    common.save("convert_memory", document, arguments.output)
     print(json.dumps(document))
 
 
