@@ -29,6 +29,9 @@ FORESIGHT = 8.0
 HOLDS = 12
 """Steps for which asking is taken not to pay: without drafts, little is learned."""
 
+PACE = 1.0 / 48.0
+"""Share of a step in how often a situation occurs."""
+
 SAME = 0.1
 """Tokens by which the alternative may become worse meanwhile."""
 
@@ -51,7 +54,8 @@ class Judgement:
     """The best width to ask for (0: none) and the tokens it gains beyond the alternative.
 
     `now` is expected of this step. Where that is a loss, `hope` is the part of it in which the
-    text turns out to suit the drafter, `usually` the same for a text that is not known yet.
+    text turns out to suit the drafter, `usually` the same for a text that is not known yet; both
+    for the share of steps that are in this situation.
     """
 
     width: int
@@ -84,6 +88,8 @@ class Prospects:
         self._seen = [_Chains(most_drafts) for _ in range(situations)]
         self._held: list[tuple[int, float, int, Judgement] | None] = [None] * situations
         self._clock = 0
+        self._shares = [1.0] + [0.0] * (situations - 1)
+        """How many of the last steps were in each situation."""
 
     def add(self, situation: int, slots: Sequence[int]) -> None:
         """A chain was drafted."""
@@ -98,6 +104,8 @@ class Prospects:
     ) -> Judgement:
         """Blocks of at most `most` drafts against an alternative that is worth `best` tokens."""
         self._clock += 1
+        self._shares = [share - PACE * share for share in self._shares]
+        self._shares[situation] += PACE
         held = self._held[situation]
         if held is not None:
             until, then, drafts, found = held
@@ -106,12 +114,13 @@ class Prospects:
                 return found
         if most < 1:
             return Judgement(0, -1e9, 0.0, 0.0)
-        found = self._judged(self._chains(situation), best, most, prices())
+        found = self._judged(situation, best, most, prices())
         against = found.value <= 0.0
         self._held[situation] = (self._clock + HOLDS, best, most, found) if against else None
         return found
 
-    def _judged(self, chains: _Chains, best: float, most: int, prices: Prices) -> Judgement:
+    def _judged(self, situation: int, best: float, most: int, prices: Prices) -> Judgement:
+        chains = self._chains(situation)
         likely, usual, factors = self._network.texts(LEAST_WEIGHT)
         tokens = chains.tokens(factors, self._network.odds(), most, prices.owed)
         costs = np.array(prices.rows[1 : most + 1]) + best
@@ -122,6 +131,7 @@ class Prospects:
         if now[width] > 0.0:
             return Judgement(width + 2, float(now[width]), 0.0, 0.0)
         suits = (_gains(chains.shares, tokens, costs) - drafts).max(axis=-1).clip(0.0)
+        suits *= self._shares[situation]
         return Judgement(width + 2, float(now[width]), float(likely @ suits), float(usual @ suits))
 
     def _chains(self, situation: int) -> _Chains:
