@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspine.errors import UsageError
+from dspine.errors import TrainingError, UsageError
 from dspine.files.checkpoint import read_checkpoint
 from dspine.files.convert import convert_checkpoint
 from dspine.files.schema import DFlash2Config, DFlashConfig, DSpineConfig, tensor_specs
@@ -116,6 +116,20 @@ def test_each_kind_has_its_published_share_of_cross_entropy(data: Path, tmp_path
 def test_an_unknown_kind_is_a_sentence(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="kind is 'dflash3'"):
         of_kind("dflash3", options(data, tmp_path))
+
+
+def test_a_run_begins_with_a_drafter_of_its_kind(data: Path, tmp_path: Path) -> None:
+    """One step at a rate of almost nothing leaves the weights where they were."""
+    first = fit(of_kind("dflash2", options(data, tmp_path / "first", steps=30)))
+    base = options(
+        data, tmp_path / "second", steps=1, learning_rate=1e-9, init_from=first.checkpoint
+    )
+    second = fit(of_kind("dflash2", base))
+    one, other = weights(first.checkpoint), weights(second.checkpoint)
+    for name, array in one.items():
+        np.testing.assert_allclose(other[name], array, atol=1e-6, err_msg=name)
+    with pytest.raises(TrainingError, match="is a DFlash2 drafter: say so with --kind dflash2"):
+        fit(of_kind("dflash", dataclasses.replace(base, output=tmp_path / "third")))
 
 
 # --- the objective, recomputed slot by slot ------------------------------------------------------
