@@ -232,6 +232,26 @@ def test_the_command_line_has_the_defaults_of_the_library() -> None:
     ) == AnswerOptions(target=target, output=output, prompts=())
 
 
+@pytest.mark.parametrize(
+    ("given", "ce_share", "alignment"),
+    [
+        ({"kind": "dspine", "alignment_weight": 0.0}, 0.1, 0.0),
+        ({"kind": "dspine", "ce_share": 0.0}, 0.0, 0.5),
+        ({"kind": "dflash"}, 1.0, 0.5),
+        ({"kind": "dflash2", "ce_share": 0.25}, 0.25, 0.5),
+    ],
+)
+def test_kind_and_weights_reach_the_run(
+    given: dict[str, Value], ce_share: float, alignment: float
+) -> None:
+    target, output = Path("target.gguf"), Path("output")
+    base = defaults("train fit", model=target, output=output, shards=("s",), steps=3)
+    options = fit_options(Options({**base.values, **given, "causal": True, "no_injection": False}))
+    assert (options.geometry.kind, options.geometry.causal) == (given["kind"], True)
+    assert options.loss_schedule.ce_share(1.0) == ce_share
+    assert options.loss_schedule.beta(1000) == alignment
+
+
 def test_numbers_are_separated_by_commas() -> None:
     assert whole_numbers(defaults("train features", taps="1,8, 15"), "taps") == (1, 8, 15)
     assert whole_numbers(defaults("train features"), "taps") is None
