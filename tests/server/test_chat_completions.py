@@ -271,7 +271,7 @@ def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_
     ("body", "words", "param"),
     [
         ({"messages": []}, "at least 1 item", "messages"),
-        ({"messages": "hello"}, "valid list", "messages"),
+        ({"messages": "hello"}, "valid array", "messages"),
         ({}, "Field required", "messages"),
         ({"messages": [{"role": "user"}], "n": 2}, "one answer a request", "n"),
         ({**ASK, "temperature": -1}, "greater than or equal to 0", "temperature"),

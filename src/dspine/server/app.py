@@ -113,7 +113,9 @@ def make_app(made: Service, routes: Sequence[BaseRoute]) -> Starlette:
 def _on_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {404: "there is no such route", 405: "this route has other methods"}
-    return error_response(error.status_code, words.get(error.status_code, error.detail))
+    reply = error_response(error.status_code, words.get(error.status_code, error.detail))
+    reply.headers.update(error.headers or {})
+    return reply
 
 
 class _Watch:

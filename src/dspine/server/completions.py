@@ -58,7 +58,8 @@ async def read_body(request: Request, model: type[_Model]) -> _Model:
         raise RequestError(400, f"the body is not JSON: {str(error)[:100]}") from None
     if not isinstance(values, dict):
         raise RequestError(400, "the body is no JSON object: send one")
-    return model.model_validate(values)
+    # Strictly: a text where a number belongs is a mistake that the client should hear of.
+    return model.model_validate_json(raw, strict=True)
 
 
 async def _answer(

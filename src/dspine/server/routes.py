@@ -145,5 +145,5 @@ def _success(path: str) -> dict[str, Any]:
     kind: dict[str, Any] = {"type": "array" if path == "/slots" else "object"}
     content: dict[str, Any] = {"application/json": {"schema": kind}}
     if path.endswith("completions"):
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     return {"description": "done", "content": content}
