@@ -76,7 +76,7 @@ def test_the_speeds_in_the_readme_need_their_result(repository: Path) -> None:
 
 def test_the_flag_table_shows_the_default_of_a_command_that_has_its_own() -> None:
     (row,) = [line for line in flag_table.render().split("\n") if line.startswith("| `-m` ")]
-    assert "| the default target; convert: none |" in row
+    assert "| the default target; convert: none; export: none |" in row
 
 
 def test_the_flag_table_has_a_row_for_every_flag_and_variable() -> None:

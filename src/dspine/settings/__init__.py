@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dspine.settings.answering import ANSWER_SETTINGS
 from dspine.settings.data import DATA_SETTINGS
 from dspine.settings.fit import FIT_SETTINGS
 from dspine.settings.measuring import MEASURING_SETTINGS
-from dspine.settings.running import RUN_SETTINGS
+from dspine.settings.running import LIBRARY_SETTINGS, RUN_SETTINGS
 from dspine.settings.sampling import SAMPLING_SETTINGS
 from dspine.settings.serving import SERVING_SETTINGS
 from dspine.settings.setting import Setting, Value, resolve
@@ -14,6 +15,8 @@ __all__ = ["SETTINGS", "Setting", "Value", "resolve", "settings_of"]
 
 SETTINGS: tuple[Setting, ...] = (
     *RUN_SETTINGS,
+    *ANSWER_SETTINGS,
+    *LIBRARY_SETTINGS,
     *SAMPLING_SETTINGS,
     *DATA_SETTINGS,
     *FIT_SETTINGS,
