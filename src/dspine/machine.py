@@ -50,3 +50,23 @@ def physical_cores() -> int:
         except OSError:
             return usable_cores()
     return len(cores) or usable_cores()
+
+
+def cpu_flags() -> frozenset[str]:
+    """Features of this machine's processor by Linux's names, such as avx2; empty elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def available_bytes() -> int | None:
+    """Memory that can be taken without swapping, or None when the system does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from dspine.errors import CapacityError, UsageError
 from dspine.llama.model import Model
+from dspine.machine import available_bytes as available_bytes
 
 CACHE_TYPES = {
     "f32": 0,
@@ -87,19 +85,6 @@ def bytes_per_position(model: Model, type_k: str, type_v: str) -> int:
     layers = model.num_layers // interval
     head_k, head_v = head_sizes(model)
     return layers * heads * (_value_bytes(head_k, type_k) + _value_bytes(head_v, type_v))
-
-
-def available_bytes() -> int | None:
-    """Memory that can be taken without swapping, or None when the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def free_state_bytes(model: Model) -> int | None:

@@ -6,6 +6,7 @@ from dspine.settings.answering import ANSWER_SETTINGS
 from dspine.settings.data import DATA_SETTINGS
 from dspine.settings.fit import FIT_SETTINGS
 from dspine.settings.measuring import MEASURING_SETTINGS
+from dspine.settings.planning import PLANNING_SETTINGS, shared
 from dspine.settings.running import LIBRARY_SETTINGS, RUN_SETTINGS
 from dspine.settings.sampling import SAMPLING_SETTINGS
 from dspine.settings.serving import SERVING_SETTINGS
@@ -14,14 +15,13 @@ from dspine.settings.setting import Setting, Value, resolve
 __all__ = ["SETTINGS", "Setting", "Value", "resolve", "settings_of"]
 
 SETTINGS: tuple[Setting, ...] = (
-    *RUN_SETTINGS,
-    *ANSWER_SETTINGS,
-    *LIBRARY_SETTINGS,
+    *map(shared, (*RUN_SETTINGS, *ANSWER_SETTINGS, *LIBRARY_SETTINGS)),
     *SAMPLING_SETTINGS,
     *DATA_SETTINGS,
     *FIT_SETTINGS,
     *MEASURING_SETTINGS,
     *SERVING_SETTINGS,
+    *PLANNING_SETTINGS,
 )
 
 

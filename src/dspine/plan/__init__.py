@@ -1,0 +1,1 @@
+"""Memory, context and speed of a pair before anything is loaded."""
