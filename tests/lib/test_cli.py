@@ -123,7 +123,7 @@ def bad(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> di
         ("truncated target", "t.gguf cannot be loaded"),
         ("truncated drafter", "d.gguf is damaged"),
         ("drafter as target", "drafter.gguf is a DSpine drafter, not a target"),
-        ("target as drafter", "target.gguf is no DSpine drafter: its architecture is 'llama'"),
+        ("target as drafter", "target.gguf is no drafter: its architecture is 'llama'"),
         ("dflash as target", "dflash.gguf is a drafter of the DFlash family, not a target"),
         ("dflash as drafter", "dflash.gguf is no DSpine drafter: its architecture is 'dflash'"),
         ("projector as target", "clip.gguf is a multimodal projector (mmproj), not a target"),
