@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dspine.cli.main import run_cli
-from dspine.cli.plan import machine_kernels
+from dspine.cli.planning import machine_kernels
 from dspine.cli.plan_table import listed, wrapped
 from tests.support.tiny_models import tiny_llama
 
