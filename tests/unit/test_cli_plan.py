@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dspine.cli.main import run_cli
-from dspine.cli.planning import machine_kernels
 from dspine.cli.plan_table import listed, wrapped
+from dspine.cli.planning import machine_kernels
 from tests.support.tiny_models import tiny_llama
 
 CARD = ("plan", "--preset", "qwen3.8-27b", "--vram", "24G", "-ctk", "q8_0", "-ctv", "q8_0")

@@ -252,8 +252,8 @@ def test_auto_asks_the_drafter_only_where_repeats_promise_less() -> None:
     strong = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4]
     assert first_proposer(strong, draft_ms=1.5) == "ngram"
     assert first_proposer([3, 4, 5], draft_ms=1.5) == "dspine"
-    # Three drafts: 2.7 tokens for 31 ms, where three plain steps take 30.
-    assert first_proposer([3, 4, 5], draft_ms=15.0) == "none"
+    # Not even four tokens would be worth 56 ms, where four plain steps take 40.
+    assert first_proposer([3, 4, 5], draft_ms=40.0) == "none"
 
 
 def test_the_table_speaks_where_nothing_repeats() -> None:
