@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -13,39 +14,45 @@ namespace dspine {
 
 namespace {
 
-constexpr size_t kHugePage = size_t(2) << 20;
-// What the same memory in small pages takes, generously.
-constexpr double kSlowMilliseconds = 1.5;
-constexpr int    kPopulateWrite    = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older ones fill later
+constexpr size_t kHugePage      = size_t(2) << 20;
+constexpr size_t kChunk         = 32;  // pages between two looks at the clock
+constexpr double kPatience      = 300.0, kQuickPage = 0.5;  // milliseconds
+constexpr int    kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older ones fill later
 
 size_t in_huge_pages(size_t size) { return (size + kHugePage - 1) / kHugePage * kHugePage; }
 
-double own_milliseconds() {
+double milliseconds_now() {
     timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    clock_gettime(CLOCK_MONOTONIC, &now);
     return 1e3 * double(now.tv_sec) + 1e-6 * double(now.tv_nsec);
 }
 
+void populate(char * memory, size_t pages) {
+    run_parts(threads_for(pages * kHugePage), [&](size_t part) {
+        const size_t parts = threads_for(pages * kHugePage);
+        const size_t from = pages * part / parts, to = pages * (part + 1) / parts;
+        madvise(memory + from * kHugePage, (to - from) * kHugePage, kPopulateWrite);
+    });
+}
+
 // One row at a time is bound by reading the weights once, address look-ups included: huge pages save
-// about 5 %. But where a virtual machine gives free memory back to its host, a huge page that was not
-// in use before takes four times as long as small pages, which are cut from memory that it kept. So the
-// first slow one ends it; the system may still join the small pages later on.
+// about 5 % of every step. But where a virtual machine gives free memory back to its host, a huge page
+// that was not in use before takes twenty times as long as one that was. So what that costs is limited,
+// and the rest comes in small pages, which the system may join later on.
 void fill(char * memory, size_t size) {
     madvise(memory, size, MADV_HUGEPAGE);
-    size_t at = 0;
-    for (double spent = 0.0; at < size && spent < kSlowMilliseconds; at += kHugePage) {
-        const double began = own_milliseconds();
-        memory[at]         = 0;
-        spent              = own_milliseconds() - began;
+    const size_t pages = size / kHugePage;
+    const double began = milliseconds_now();
+    size_t       done  = 0;
+    while (done < pages && milliseconds_now() - began < kPatience + kQuickPage * double(done)) {
+        const size_t next = std::min(done + kChunk, pages);
+        populate(memory + done * kHugePage, next - done);
+        done = next;
     }
-    if (at < size) {
-        madvise(memory + at, size - at, MADV_NOHUGEPAGE);
-        const size_t pages = (size - at) / kHugePage, threads = threads_for(size - at);
-        run_parts(threads, [&](size_t part) {
-            const size_t from = pages * part / threads, to = pages * (part + 1) / threads;
-            madvise(memory + at + from * kHugePage, (to - from) * kHugePage, kPopulateWrite);
-        });
-        madvise(memory + at, size - at, MADV_HUGEPAGE);
+    if (done < pages) {
+        madvise(memory + done * kHugePage, (pages - done) * kHugePage, MADV_NOHUGEPAGE);
+        populate(memory + done * kHugePage, pages - done);
+        madvise(memory + done * kHugePage, (pages - done) * kHugePage, MADV_HUGEPAGE);
     }
 }
 
