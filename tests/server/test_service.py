@@ -239,7 +239,12 @@ def test_requests_wait_their_turn_and_the_queue_has_a_limit() -> None:
 
 
 def test_a_reader_that_leaves_ends_the_answer() -> None:
-    target = SlowTarget(says("x" * 200), VOCAB, n_ctx=512)
+    class Unhurried(FakeTarget):
+        def decode(self, *arguments: Any) -> None:
+            time.sleep(0.005)
+            super().decode(*arguments)
+
+    target = Unhurried(says("x" * 200), VOCAB, n_ctx=512)
     service = make_service(target)
 
     async def leave() -> int:
