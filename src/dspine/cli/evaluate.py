@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from dspine.bench.prompts import TASK_SETS
-from dspine.cli.measuring import (
-    Pair,
-    chosen_prompts,
-    common_options,
-    number_list,
-    pair_of,
-    run_plan,
-)
+from dspine.cli.measuring import Pair, make_plan, pair_of, run_plan
 from dspine.cli.options import Options, settings_command
 from dspine.errors import UsageError
 
@@ -18,25 +11,9 @@ from dspine.errors import UsageError
 @settings_command("eval")
 def command(options: Options) -> int:
     """Measure how many tokens a verify gives, with intervals, on public or own tasks."""
-    from dspine.bench.configuration import parse_configurations
-    from dspine.bench.measurement import BenchPlan
-
     pair = pair_of(options)
     texts = options.texts("config") or (f"drafter,draft={all_slots(pair)}",)
-    plan = BenchPlan(
-        kind="eval",
-        configurations=tuple(
-            parse_configurations(texts, common_options(options, pair), has_drafter=True)
-        ),
-        prompts=tuple(chosen_prompts(options, TASK_SETS)),
-        repeats=options.number("repeats"),
-        temperatures=number_list(options, "temps", float),
-        depths=number_list(options, "depth", int),
-        max_tokens=options.number("predict"),
-        seed=0,
-        raw=options.switch("raw"),
-    )
-    return run_plan(options, plan, pair)
+    return run_plan(options, make_plan(options, "eval", pair, texts, TASK_SETS), pair)
 
 
 def all_slots(pair: Pair) -> int:

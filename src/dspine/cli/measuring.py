@@ -96,6 +96,30 @@ def number_list(options: Options, name: str, kind: type[int | float]) -> tuple[A
     return tuple(dict.fromkeys(numbers))
 
 
+def make_plan(
+    options: Options, kind: str, pair: Pair, texts: Sequence[str], tasks: Sequence[str]
+) -> BenchPlan:
+    """What to measure: the configurations of `texts`, on `tasks` where the options name none."""
+    from dspine.bench.configuration import parse_configurations
+    from dspine.bench.measurement import BenchPlan
+
+    has_drafter = pair.drafter is not None
+    configurations = parse_configurations(
+        texts, common_options(options, pair), has_drafter=has_drafter
+    )
+    return BenchPlan(
+        kind=kind,
+        configurations=tuple(configurations),
+        prompts=tuple(chosen_prompts(options, tasks)),
+        repeats=options.number("repeats"),
+        temperatures=number_list(options, "temps", float),
+        depths=number_list(options, "depth", int),
+        max_tokens=options.number("predict"),
+        seed=0,
+        raw=options.switch("raw"),
+    )
+
+
 def run_plan(options: Options, plan: BenchPlan, pair: Pair) -> int:
     """Measure, write and print; the exit code. Broken off, it prints and keeps what there is."""
     check_output(options)

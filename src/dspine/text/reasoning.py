@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dspine.text.stop import possible_prefix
+
 OPEN, CLOSE = "<think>", "</think>"
 
 
@@ -33,10 +35,9 @@ class ReasoningSplitter:
         if self._state == "thinking":
             end = self._held.find(CLOSE)
             if end < 0:
-                keep = _partial(self._held, CLOSE)
+                keep = possible_prefix(self._held, (CLOSE,))
                 # Blanks at the end may belong to the mark that comes.
-                certain = self._held[: len(self._held) - keep].rstrip() if keep else self._held
-                certain = certain.rstrip()
+                certain = self._held[: len(self._held) - keep].rstrip()
                 thought, self._held = certain, self._held[len(certain) :]
                 return self._trimmed(thought), ""
             thought = self._trimmed(self._held[:end].rstrip())
@@ -61,11 +62,3 @@ class ReasoningSplitter:
             text = text.lstrip()
             self._trim = not text
         return text
-
-
-def _partial(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins `mark`."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-length:]):
-            return length
-    return 0

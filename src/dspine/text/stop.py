@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dspine.errors import UsageError
 
@@ -18,7 +18,6 @@ class StopFinder:
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
         if not all(self._stops):
             raise UsageError("a stop string is empty: give a text with at least one character")
-        self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
 
     @property
@@ -35,7 +34,7 @@ class StopFinder:
         if starts:
             self._held = ""
             return buffer[: min(starts)], True
-        keep = self._possible_prefix(buffer)
+        keep = possible_prefix(buffer, self._stops)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep], False
 
@@ -52,10 +51,12 @@ class StopFinder:
         """Back to a state taken with `mark`."""
         self._held = state
 
-    def _possible_prefix(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` that begins some stop string."""
-        for length in range(min(self._longest - 1, len(buffer)), 0, -1):
-            end = buffer[len(buffer) - length :]
-            if any(stop.startswith(end) for stop in self._stops):
-                return length
-        return 0
+
+def possible_prefix(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins one of `marks`, the whole mark apart."""
+    longest = max((len(mark) for mark in marks), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        end = text[len(text) - length :]
+        if any(mark.startswith(end) for mark in marks):
+            return length
+    return 0

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dspine.text.stop import possible_prefix
+
 Style = Literal["hermes", "llama"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -91,7 +93,7 @@ class ToolCallParser:
         while True:
             start = self._held.find(OPEN)
             if start < 0:
-                keep = _partial(self._held)
+                keep = possible_prefix(self._held, (OPEN,))
                 said += self._said(self._held[: len(self._held) - keep])
                 self._held = self._held[len(self._held) - keep :]
                 return said, calls
@@ -165,10 +167,3 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _partial(text: str) -> int:
-    for length in range(min(len(text), len(OPEN) - 1), 0, -1):
-        if OPEN.startswith(text[-length:]):
-            return length
-    return 0
