@@ -69,7 +69,7 @@ def test_log_probabilities_are_the_targets_own_in_batches_of_the_same_shape(
         found = engine.complete(prompt, grammar=grammar, max_tokens=40, logprobs=3, trace=trace)
         assert found.logprobs is not None and found.stats.accepted > 0
         target, scores = engine._parts.target, LogprobRecorder(3, engine.tokenizer.vocab_size)
-        chooser = engine._chooser(SamplingOptions(), prompt, grammar, scores)
+        chooser = engine._requests.chooser(target, SamplingOptions(), prompt, grammar, scores)
         again = replay(target, trace, found.tokens, chooser, TrimRollback(target))
         engine._held.forget()
     assert again.tokens == found.tokens

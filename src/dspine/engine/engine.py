@@ -4,47 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Self
 
-from dspine.drafters.base import Drafter
-from dspine.engine.choose import Chooser, GreedyChooser
 from dspine.engine.compare import Answer, Comparison, explain
-from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, FinishReason, Step, TokenLogprob
-from dspine.engine.held import HeldContext, HeldFacts
-from dspine.engine.logprobs import LogprobRecorder
+from dspine.engine.held import HeldFacts
 from dspine.engine.loop import Run, Stepper, generate
-from dspine.engine.ngram_table import NgramTable
-from dspine.engine.plain import PlainStepper
-from dspine.engine.prompt import Prompt, TokenizerLike, encode_prompt
-from dspine.engine.proposal import Proposer
-from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, NoProposer
-from dspine.engine.rollback import Rollback, RollbackMode, make_rollback
-from dspine.engine.sampling import SamplingChooser, SamplingOptions, TokenSampler, comparable
-from dspine.engine.sequence import TokenSequence, common_prefix
+from dspine.engine.parts import EngineParts as EngineParts
+from dspine.engine.parts import EngineTokenizer as EngineTokenizer
+from dspine.engine.parts import ProposerName as ProposerName
+from dspine.engine.prompt import Prompt
+from dspine.engine.request import AnswerOptions, Requests
+from dspine.engine.rollback import RollbackMode
+from dspine.engine.sampling import SamplingOptions, comparable
+from dspine.engine.scheduler import Scheduler
+from dspine.engine.sequence import common_prefix
 from dspine.engine.session_file import SavedSession, check_made_with
-from dspine.engine.speculate import SpeculativeStepper
+from dspine.engine.slots import make_slot
 from dspine.engine.stats import Stats
-from dspine.engine.target import Target
 from dspine.engine.trace import Trace
-from dspine.engine.width import WidthPlan, WidthPolicy
+from dspine.engine.width import WidthPlan
 from dspine.errors import CapacityError, ClosedError, FileError, UsageError
-from dspine.llama.sampler_options import ChainOptions
 from dspine.measured import Calibration
-from dspine.text.chat_template import ChatTemplate, Message
+from dspine.text.chat_template import Message
 from dspine.text.grammar import GrammarOptions
-from dspine.text.matcher import Grammars
-
-ProposerName = Literal["auto", "dspine", "ngram", "none"]
-
-
-class EngineTokenizer(TokenizerLike, Protocol):
-    """What the engine needs of the target's tokenizer."""
-
-    def is_end(self, token: int) -> bool:
-        """Whether an answer ends with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,40 +44,6 @@ class Result:
     """One for each token; None when not asked for."""
 
 
-@dataclass(slots=True)
-class EngineParts:
-    """What an engine is made of; `dspine.engine.load` makes them from files, tests from fakes.
-
-    `drafter` is None when there is none or when it does not pay here; `disabled_reason` says
-    why, if one was asked for. `policy` knows the widths. `rollback` None is the mode that suits
-    the memory. `close` frees everything.
-    """
-
-    model_path: Path
-    target: Target
-    tokenizer: EngineTokenizer
-    policy: WidthPolicy
-    proposer: ProposerName
-    template: ChatTemplate | None = None
-    is_recurrent: bool = False
-    rollback: RollbackMode | None = None
-    rollback_reason: str = ""
-    drafter: Drafter | None = None
-    drafter_path: Path | None = None
-    max_positions: int = 0
-    ngram_min_match: int = 2
-    ngram_table: NgramTable | None = None
-    plan: WidthPlan | None = None
-    calibration: Calibration | None = None
-    disabled_reason: str | None = None
-    notices: tuple[str, ...] = ()
-    made_with: Mapping[str, Any] = field(default_factory=dict)
-    """What a saved memory must agree in; see `dspine.engine.session_file`."""
-    make_sampler: Callable[[ChainOptions, Sequence[int]], TokenSampler] | None = None
-    """A sampler that has accepted these tokens; None where only arg-max is possible."""
-    close: Callable[[], None] = field(default=lambda: None)
-
-
 class Engine:
     """Answers prompts with a target, faster where drafts pay, with the same text.
 
@@ -103,10 +54,9 @@ class Engine:
         self._parts = parts
         self._closed = False
         self._busy = False
-        self._rollback: Rollback = make_rollback(self.rollback, parts.target)
-        self._proposer = _make_proposer(parts)
-        self._held = HeldContext(parts.target, self._proposer, is_recurrent=parts.is_recurrent)
-        self._grammars = Grammars(parts.tokenizer)
+        self._slot = make_slot(parts)
+        self._held = self._slot.held
+        self._requests = Requests(parts)
 
     @classmethod
     def load(
@@ -135,6 +85,11 @@ class Engine:
         return self._parts.target.n_ctx
 
     @property
+    def slots(self) -> int:
+        """How many requests a `scheduler` can answer at once."""
+        return self._parts.n_slots
+
+    @property
     def plan(self) -> WidthPlan | None:
         """What the calibration chose, None when widths were given."""
         return self._parts.plan
@@ -152,7 +107,7 @@ class Engine:
     @property
     def proposer(self) -> str:
         """Who proposes: auto, ngram, none, or the kind of the drafter, as in dflash2."""
-        return self._proposer.name
+        return self._slot.proposer.name
 
     @property
     def rollback(self) -> RollbackMode:
@@ -167,7 +122,7 @@ class Engine:
     @property
     def disabled_reason(self) -> str | None:
         """Why the drafter does not draft although there is one."""
-        return self._parts.disabled_reason or self._proposer.disabled_reason
+        return self._parts.disabled_reason or self._slot.proposer.disabled_reason
 
     @property
     def held(self) -> HeldFacts:
@@ -191,9 +146,7 @@ class Engine:
     ) -> list[int]:
         """Token ids of a prompt: text (one user message unless `raw`), messages, or token ids."""
         self._check_open()
-        return encode_prompt(
-            prompt, self._parts.tokenizer, self._parts.template, raw=raw, variables=variables or {}
-        )
+        return self._requests.encode(prompt, raw=raw, variables=variables)
 
     def prompt_text(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """What the target's chat template makes of messages, as text."""
@@ -233,31 +186,19 @@ class Engine:
         block. All options are checked at once, before the first event is asked for.
         """
         tokens = self.encode(prompt, raw=raw, variables=variables)
-        parts = self._parts
-        if len(tokens) > parts.target.n_ctx:
-            raise CapacityError(
-                f"the prompt has {len(tokens)} tokens, the context has {parts.target.n_ctx}: "
-                f"shorten the prompt or raise the context size (-c)"
-            )
-        if max_drafts is not None and max_drafts < 0:
-            raise UsageError(f"max_drafts is {max_drafts}: it must be at least 0")
-        scores = None
-        if logprobs is not None:
-            scores = LogprobRecorder(logprobs, parts.tokenizer.vocab_size)
-        run = Run(
-            parts.target,
-            TokenSequence(tokens),
-            Emitter(
-                parts.tokenizer.piece, parts.tokenizer.is_end, max_tokens=max_tokens, stop=stop
-            ),
-            self._chooser(sampling or SamplingOptions(), tokens, grammar, scores),
-            cancel=cancel or threading.Event(),
+        options = AnswerOptions(
+            max_tokens=max_tokens,
+            stop=stop,
+            grammar=grammar,
+            logprobs=logprobs,
+            sampling=sampling,
+            cancel=cancel,
             trace=trace,
-            reuse=cache_prompt and trace is None,
-            logprobs=scores,
+            cache_prompt=cache_prompt,
             max_drafts=max_drafts,
         )
-        return self._exclusive(run, self._stepper(run, plain))
+        run = self._requests.run(tokens, self._slot.target, options)
+        return self._exclusive(run, self._requests.stepper(run, self._slot, plain=plain))
 
     def complete(self, prompt: Prompt, **options: Any) -> Result:
         """`generate` to the end; same options."""
@@ -309,10 +250,10 @@ class Engine:
             self._held.forget()  # the explanation decodes on its own
             divergence = explain(
                 self._parts.target,
-                self._rollback,
+                self._slot.rollback,
                 answers[0],
                 answers[1],
-                lambda: self._chooser(sampling, tokens, grammar),
+                lambda: self._requests.chooser(self._parts.target, sampling, tokens, grammar),
             )
         return Comparison(answers[0][0], answers[1][0], divergence)
 
@@ -360,6 +301,22 @@ class Engine:
         if drafter is not None and saved.drafter is not None and same:
             drafter.load_context(0, saved.drafter)
 
+    def scheduler(self, n_slots: int | None = None) -> Scheduler:
+        """Answers several requests at once, on `n_slots` sequences (default: all there are).
+
+        The engine itself answers nothing until the scheduler is closed, and forgets what it holds.
+        """
+        self._check_idle()
+        scheduler = Scheduler(
+            self._parts, self.slots if n_slots is None else n_slots, on_close=self._take_back
+        )
+        self._held.forget()
+        self._busy = True
+        return scheduler
+
+    def _take_back(self) -> None:
+        self._busy = False
+
     def close(self) -> None:
         """Free target and drafter; later use raises ClosedError."""
         if not self._closed:
@@ -371,39 +328,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _chooser(
-        self,
-        sampling: SamplingOptions,
-        prompt: Sequence[int],
-        grammar: GrammarOptions | None,
-        scores: LogprobRecorder | None = None,
-    ) -> Chooser:
-        target, make = self._parts.target, self._parts.make_sampler
-        constraint = None if grammar is None else self._grammars.matcher(grammar)
-        if sampling.is_greedy:
-            return GreedyChooser(target, constraint=constraint, listener=scores)
-        if make is None:
-            raise UsageError("this engine cannot sample: ask for temperature 0 and no penalties")
-        return SamplingChooser(
-            target,
-            make(sampling, prompt),
-            sampling,
-            len(prompt),
-            constraint=constraint,
-            listener=scores,
-        )
-
-    def _stepper(self, run: Run, plain: bool) -> Stepper:
-        if plain or (self._proposer.name == "none" and not self._parts.disabled_reason):
-            return PlainStepper(run)
-        return SpeculativeStepper(
-            run,
-            self._proposer,
-            self._parts.policy,
-            self._rollback,
-            disabled_reason=self._parts.disabled_reason,
-        )
 
     def _exclusive(self, run: Run, stepper: Stepper) -> Iterator[Event]:
         """One generation at a time: they share the target's memory."""
@@ -436,24 +360,6 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this engine is closed: load it again")
-
-
-def _make_proposer(parts: EngineParts) -> Proposer:
-    wanted = parts.proposer
-    network = None
-    if parts.drafter is not None and wanted in ("auto", "dspine"):
-        network = DrafterProposer(
-            parts.policy, parts.drafter, parts.target, max_positions=parts.max_positions
-        )
-    lookup = None
-    if wanted in ("auto", "ngram"):
-        lookup = NgramProposer(
-            parts.policy, min_match=parts.ngram_min_match, table=parts.ngram_table
-        )
-    if network is None and lookup is None:
-        return NoProposer()
-    name = "ngram" if network is None else wanted if wanted == "auto" else network.name
-    return AutoProposer(parts.policy, lookup, network, name=name)
 
 
 def _collect(events: Iterator[Event]) -> Result:

@@ -1,4 +1,4 @@
-"""The engine's `Target` on a real llama.cpp context."""
+"""The engine's `Target` on a real llama.cpp context, for one sequence or several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.base import Features
-from dspine.engine.target import LogitRows, Snapshot
+from dspine.engine.target import LogitRows, Rows, Snapshot
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 
@@ -16,16 +16,20 @@ from dspine.llama.context import Context
 class LlamaTarget:
     """One sequence of a Context, with a batch that is allocated once."""
 
-    def __init__(self, context: Context, sequence: int = 0) -> None:
+    def __init__(self, context: Context, sequence: int = 0, batch: Batch | None = None) -> None:
+        """Targets of one context may share a batch, as they are not used at the same time."""
         self.context = context
         self.n_ctx = context.n_ctx
         self.n_batch = context.n_batch
-        self.max_rows = context.max_outputs
+        self.max_rows = context.max_outputs // context.n_sequences
         self._sequence = sequence
-        self._batch = Batch(context.n_batch)
+        self._batch = batch or Batch(context.n_batch)
+        self.first_row = 0
+        """Row of the last decode that is this sequence's first."""
 
     def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
         self._batch.clear()
+        self.first_row = 0
         self._batch.add_tokens(tokens, position, self._sequence, logits)
         self.context.decode(self._batch)
 
@@ -33,16 +37,16 @@ class LlamaTarget:
         self.context.wait()
 
     def argmax(self, row: int) -> int:
-        return self.context.argmax(row)
+        return self.context.argmax(self.first_row + row)
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
-        return self.context.logits(row)
+        return self.context.logits(self.first_row + row)
 
     def features(self, first: int, count: int) -> Features:
-        return self.context.features(first, count)
+        return self.context.features(self.first_row + first, count)
 
     def copy_features(self, first: int, count: int, out: memoryview) -> None:
-        self.context.copy_features(first, count, out)
+        self.context.copy_features(self.first_row + first, count, out)
 
     def clear(self) -> None:
         if self.context.n_sequences == 1:
@@ -73,3 +77,26 @@ class LlamaTarget:
 
     def put_back(self, snapshot: Snapshot) -> int:
         return self.context.state.copy_in(self._sequence, snapshot.data, snapshot.position)
+
+
+class LlamaTargets:
+    """All sequences of a Context, each a target of its own; see `Together`."""
+
+    def __init__(self, context: Context) -> None:
+        self.n_batch = context.n_batch
+        self._context = context
+        self._batch = Batch(context.n_batch)
+        self.targets = [
+            LlamaTarget(context, sequence, self._batch) for sequence in range(context.n_sequences)
+        ]
+
+    def decode(self, parts: Sequence[Rows]) -> None:
+        batch = self._batch
+        batch.clear()
+        for sequence, tokens, position, logits in parts:
+            target = self.targets[sequence]
+            target.first_row = batch.add_tokens(tokens, position, sequence, logits)
+        self._context.decode(batch)
+
+    def wait(self) -> None:
+        self._context.wait()

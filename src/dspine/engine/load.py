@@ -14,7 +14,7 @@ from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts, interpolate
 from dspine.engine.engine import Engine, EngineParts, ProposerName
 from dspine.engine.kv_types import check_cache_types
-from dspine.engine.llama_target import LlamaTarget
+from dspine.engine.llama_target import LlamaTarget, LlamaTargets
 from dspine.engine.measure import Conditions, calibrated, check_flash, fewer_threads, needs_flash
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.prompt import token_text
@@ -86,6 +86,7 @@ class LoadOptions:
     rollback: str = "auto"
     check_cache: bool = True
     swa_full: bool = False
+    parallel: int = 1
 
 
 def load(
@@ -112,6 +113,7 @@ def load(
     ngram_table: str | Path | None = None,
     chat_template: str | None = None,
     check_cache: bool = True,
+    parallel: int = 1,
 ) -> Engine:
     """Load a target and its drafter and measure how wide to draft on this machine.
 
@@ -132,6 +134,8 @@ def load(
     ngram_min_match: shortest repeat that is continued. ngram_table: a table of likely next
     tokens (default: the one beside the drafter, NAME.ngram.npz). chat_template: Jinja text.
     check_cache: refuse quantised caches that change too many choices for a drafter.
+    parallel: sequences on which `Engine.scheduler` answers at once; `n_ctx` is then divided
+    among them (default: as much for each as one alone has).
 
     Raises UsageError, FileError, PairError, LibraryError or CapacityError with a sentence.
     """
@@ -147,9 +151,14 @@ def load(
         ("n_batch", n_batch, 1),
         ("spec_draft_n_max", spec_draft_n_max, 1),
         ("ngram_min_match", ngram_min_match, 1),
+        ("parallel", parallel, 1),
     ):
         if value is not None and value < least:
             raise UsageError(f"{name} is {value}: it must be at least {least}")
+    if n_ctx is not None and n_ctx < parallel:
+        raise UsageError(
+            f"n_ctx is {n_ctx} for {parallel} sequences: each needs at least one position"
+        )
     check_flash(flash_attention, cache_type_v)
     pair = choose_pair(_path(model), _path(drafter))
     return Engine(
@@ -177,6 +186,7 @@ def load(
                 ngram_table=_path(ngram_table),
                 chat_template=chat_template,
                 check_cache=check_cache,
+                parallel=parallel,
             )
         )
     )
@@ -221,7 +231,8 @@ def load_parts(options: LoadOptions) -> EngineParts:
             # Our kernels take over attention only as one operation; cut into products it would
             # make logits depend on the batch again.
             flash = True
-        n_ctx = options.n_ctx or min(model.context_train, DEFAULT_CONTEXT)
+        parallel = options.parallel
+        n_ctx = (options.n_ctx or 0) // parallel or min(model.context_train, DEFAULT_CONTEXT)
         n_threads = options.n_threads or physical_cores()
 
         drafter: AnyDrafter | None = None
@@ -272,6 +283,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             flash = plan.flash_attention if plan else needs_flash(options.cache_type_v)
         # Snapshots cost memory all the time: as many as may be drafted, and none without drafts.
         snapshots = drafts if rollback == "snapshots" else 0
+        replay = MAX_REPLAY if rollback == "checkpoint" else 0
         context = stack.enter_context(
             Context(
                 model,
@@ -282,25 +294,33 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 cache_type_k=options.cache_type_k,
                 cache_type_v=options.cache_type_v,
                 taps=drafter.taps if drafter else (),
-                max_outputs=most + (MAX_REPLAY if rollback == "checkpoint" else 0),
+                max_outputs=parallel * (most + replay),
                 snapshots=snapshots,
+                n_sequences=parallel,
                 swa_full=options.swa_full,
             )
         )
         check_snapshots(snapshots, context.snapshots, model.architecture)
-        parts = EngineParts(
-            model_path=options.model,
-            target=LlamaTarget(context),
-            tokenizer=model.tokenizer,
-            policy=make_policy(
+
+        def policy() -> WidthPolicy:
+            return make_policy(
                 costs,
                 options.spec_draft_n_max,
                 block_size=block if drafter else 1,
                 most=most,
                 curve=curve,
                 snapshots=snapshots,
-                replay=MAX_REPLAY if rollback == "checkpoint" else 0,
-            ),
+                replay=replay,
+            )
+
+        together = LlamaTargets(context) if parallel > 1 else None
+        parts = EngineParts(
+            model_path=options.model,
+            target=together.targets[0] if together else LlamaTarget(context),
+            tokenizer=model.tokenizer,
+            policy=policy(),
+            together=together,
+            make_policy=policy,
             proposer=options.proposer,
             template=_template(options, model),
             rollback=rollback,

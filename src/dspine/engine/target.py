@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,35 @@ class Target(Protocol):
 
     def put_back(self, snapshot: Snapshot) -> int:
         """Return to a snapshot's point, forgetting what came after it; the length there."""
+
+
+class Rows(NamedTuple):
+    """What one sequence adds to a decode: the arguments of `Target.decode`."""
+
+    sequence: int
+    tokens: Sequence[int]
+    position: int
+    logits: LogitRows
+
+
+class Together(Protocol):
+    """Targets that are the sequences of one context, and so can be decoded at once."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """By sequence number. What one of them decodes alone ends the rows of all others."""
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of one decode, of all sequences together."""
+
+    def decode(self, parts: Sequence[Rows]) -> None:
+        """Decode the rows of several sequences, numbers going up; each target then shows its own
+        rows, counted from 0.
+        """
+
+    def wait(self) -> None:
+        """Return once the rows of the last decode are there."""
 
 
 def read_tokens(

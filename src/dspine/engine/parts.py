@@ -1,0 +1,71 @@
+"""What an engine is made of, and what it needs of the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from dspine.drafters.base import Drafter
+from dspine.engine.ngram_table import NgramTable
+from dspine.engine.prompt import TokenizerLike
+from dspine.engine.rollback import RollbackMode
+from dspine.engine.sampling import TokenSampler
+from dspine.engine.target import Target, Together
+from dspine.engine.width import WidthPlan, WidthPolicy
+from dspine.llama.sampler_options import ChainOptions
+from dspine.measured import Calibration
+from dspine.text.chat_template import ChatTemplate
+
+ProposerName = Literal["auto", "dspine", "ngram", "none"]
+
+
+class EngineTokenizer(TokenizerLike, Protocol):
+    """What the engine needs of the target's tokenizer."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether an answer ends with it."""
+
+
+@dataclass(slots=True)
+class EngineParts:
+    """What an engine is made of; `dspine.engine.load` makes them from files, tests from fakes.
+
+    `drafter` is None when there is none or when it does not pay here; `disabled_reason` says
+    why, if one was asked for. `policy` knows the widths. `rollback` None is the mode that suits
+    the memory. `close` frees everything.
+    """
+
+    model_path: Path
+    target: Target
+    tokenizer: EngineTokenizer
+    policy: WidthPolicy
+    proposer: ProposerName
+    template: ChatTemplate | None = None
+    is_recurrent: bool = False
+    rollback: RollbackMode | None = None
+    rollback_reason: str = ""
+    drafter: Drafter | None = None
+    drafter_path: Path | None = None
+    max_positions: int = 0
+    ngram_min_match: int = 2
+    ngram_table: NgramTable | None = None
+    plan: WidthPlan | None = None
+    calibration: Calibration | None = None
+    disabled_reason: str | None = None
+    notices: tuple[str, ...] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+    """What a saved memory must agree in; see `dspine.engine.session_file`."""
+    make_sampler: Callable[[ChainOptions, Sequence[int]], TokenSampler] | None = None
+    """A sampler that has accepted these tokens; None where only arg-max is possible."""
+    together: Together | None = None
+    """The sequences of `target`'s context, whose first is `target`; None where it has only one."""
+    make_policy: Callable[[], WidthPolicy] | None = None
+    """A policy for one more sequence; needed where there are several."""
+    close: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def n_slots(self) -> int:
+        """How many sequences there are."""
+        return 1 if self.together is None else len(self.together.targets)

@@ -1,0 +1,126 @@
+"""From a prompt and the options of one answer to what the loops run on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dspine.engine.choose import Chooser, GreedyChooser
+from dspine.engine.emit import Emitter
+from dspine.engine.logprobs import LogprobRecorder
+from dspine.engine.loop import Run, Stepper
+from dspine.engine.parts import EngineParts
+from dspine.engine.plain import PlainStepper
+from dspine.engine.prompt import Prompt, encode_prompt
+from dspine.engine.sampling import SamplingChooser, SamplingOptions
+from dspine.engine.sequence import TokenSequence
+from dspine.engine.slots import Slot
+from dspine.engine.speculate import SpeculativeStepper
+from dspine.engine.target import Target
+from dspine.engine.trace import Trace
+from dspine.errors import CapacityError, UsageError
+from dspine.text.grammar import GrammarOptions
+from dspine.text.matcher import Grammars
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Options of one answer; `Engine.generate` describes them."""
+
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    grammar: GrammarOptions | None = None
+    logprobs: int | None = None
+    plain: bool = False
+    sampling: SamplingOptions | None = None
+    cancel: threading.Event | None = None
+    trace: Trace | None = None
+    cache_prompt: bool = True
+    max_drafts: int | None = None
+
+
+class Requests:
+    """Checks prompts and options and makes runs of them."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._grammars = Grammars(parts.tokenizer)
+
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Token ids of a prompt, as `Engine.encode`."""
+        parts = self._parts
+        return encode_prompt(
+            prompt, parts.tokenizer, parts.template, raw=raw, variables=variables or {}
+        )
+
+    def run(self, tokens: Sequence[int], target: Target, options: AnswerOptions) -> Run:
+        """Everything an answer on `target` works on.
+
+        Raises UsageError for options that cannot be, CapacityError for a prompt that does not fit.
+        """
+        parts = self._parts
+        if len(tokens) > target.n_ctx:
+            raise CapacityError(
+                f"the prompt has {len(tokens)} tokens, the context has {target.n_ctx}: "
+                f"shorten the prompt or raise the context size (-c)"
+            )
+        if options.max_drafts is not None and options.max_drafts < 0:
+            raise UsageError(f"max_drafts is {options.max_drafts}: it must be at least 0")
+        scores = None
+        if options.logprobs is not None:
+            scores = LogprobRecorder(options.logprobs, parts.tokenizer.vocab_size)
+        return Run(
+            target,
+            TokenSequence(tokens),
+            Emitter(
+                parts.tokenizer.piece,
+                parts.tokenizer.is_end,
+                max_tokens=options.max_tokens,
+                stop=options.stop,
+            ),
+            self.chooser(
+                target, options.sampling or SamplingOptions(), tokens, options.grammar, scores
+            ),
+            cancel=options.cancel or threading.Event(),
+            trace=options.trace,
+            reuse=options.cache_prompt and options.trace is None,
+            logprobs=scores,
+            max_drafts=options.max_drafts,
+        )
+
+    def stepper(self, run: Run, slot: Slot, *, plain: bool) -> Stepper:
+        """How `run`, which works on the slot's target, makes its steps."""
+        disabled = self._parts.disabled_reason
+        if plain or (slot.proposer.name == "none" and not disabled):
+            return PlainStepper(run)
+        return SpeculativeStepper(
+            run, slot.proposer, slot.policy, slot.rollback, disabled_reason=disabled
+        )
+
+    def chooser(
+        self,
+        target: Target,
+        sampling: SamplingOptions,
+        prompt: Sequence[int],
+        grammar: GrammarOptions | None,
+        scores: LogprobRecorder | None = None,
+    ) -> Chooser:
+        """The request's way from the rows of `target` to tokens."""
+        make = self._parts.make_sampler
+        constraint = None if grammar is None else self._grammars.matcher(grammar)
+        if sampling.is_greedy:
+            return GreedyChooser(target, constraint=constraint, listener=scores)
+        if make is None:
+            raise UsageError("this engine cannot sample: ask for temperature 0 and no penalties")
+        return SamplingChooser(
+            target,
+            make(sampling, prompt),
+            sampling,
+            len(prompt),
+            constraint=constraint,
+            listener=scores,
+        )
