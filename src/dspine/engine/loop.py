@@ -13,9 +13,10 @@ from dspine.engine.emit import Emitter
 from dspine.engine.events import Event, Finish, FinishReason, Prefill, Step, TokenLogprob
 from dspine.engine.held import HeldContext
 from dspine.engine.logprobs import LogprobRecorder
+from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.stats import StatsRecorder
-from dspine.engine.target import Target
+from dspine.engine.target import LogitRows, Target
 from dspine.engine.trace import Trace
 from dspine.errors import CapacityError
 
@@ -62,8 +63,27 @@ class StepResult(NamedTuple):
     reason: FinishReason | None
 
 
+class Planned(NamedTuple):
+    """What a step decodes: `feed` at `position` and after it, the anchor before the drafts."""
+
+    feed: tuple[int, ...]
+    position: int
+    logits: LogitRows
+    proposal: Proposal = NOTHING
+    """Its tokens are the last ones of `feed`."""
+    asked: bool = False
+    """Whether drafts could have been made."""
+    draft_ms: float = 0.0
+    extra_ms: float = 0.0
+    """Time of what the decode needed before it, besides drafts."""
+
+
 class Stepper(Protocol):
-    """Plain or speculative decoding."""
+    """Plain or speculative decoding.
+
+    `step` is `plan`, a decode and `absorb`. Where a drafter or a decode serves several answers,
+    `plan` is taken apart: `ask`, a proposal, `allowed`, `prepare`.
+    """
 
     def usable(self, common: int) -> int:
         """Of `common` positions in memory, how many need not be decoded again for this stepper."""
@@ -79,6 +99,37 @@ class Stepper(Protocol):
 
     def step(self) -> StepResult:
         """Confirm at least one token: extends the sequence and settles the memory."""
+
+    def plan(self) -> Planned:
+        """Propose drafts and get ready to verify them."""
+
+    def ask(self) -> Ask | None:
+        """What to ask a proposer for, None when there can be no drafts."""
+
+    def allowed(self, proposal: Proposal) -> Proposal:
+        """The part of a proposal that can be right at all."""
+
+    def prepare(
+        self,
+        proposal: Proposal,
+        *,
+        asked: bool,
+        draft_ms: float = 0.0,
+        extra_ms: float = 0.0,
+    ) -> Planned:
+        """Get ready to verify `proposal`, which answers an ask or is none (`asked` says that).
+
+        The times are those of proposing it and of what was needed before that.
+        """
+
+    def absorb(
+        self, planned: Planned, verify_ms: float, *, filler: int = 0, sharing: int = 1
+    ) -> StepResult:
+        """The decode is done: accept rows, extend the sequence, settle the memory.
+
+        `filler` rows without meaning stood behind the planned ones, `sharing` answers had rows in
+        the decode, each of as many.
+        """
 
     def undo(self) -> None:
         """A step was interrupted: everything back to the sequence as it is now."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from dspine.engine.loop import Run, StepResult
+from dspine.engine.loop import Planned, Run, StepResult
+from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.trace import DecodeRecord
 from dspine.engine.verify import accept_rows
+from dspine.errors import LibraryError
 
 
 class PlainStepper:
@@ -30,17 +32,50 @@ class PlainStepper:
         """Nothing to settle."""
 
     def step(self) -> StepResult:
-        run, sequence = self._run, self._run.sequence
-        anchor, position = sequence.anchor, sequence.anchor_position
+        planned = self.plan()
         started = perf_counter()
-        run.target.decode((anchor,), position, "all")
-        run.target.wait()
-        verify_ms = (perf_counter() - started) * 1000.0
+        self._run.target.decode(planned.feed, planned.position, planned.logits)
+        self._run.target.wait()
+        return self.absorb(planned, (perf_counter() - started) * 1000.0)
+
+    def plan(self) -> Planned:
+        return self.prepare(NOTHING)
+
+    def ask(self) -> Ask | None:
+        return None
+
+    def allowed(self, _proposal: Proposal) -> Proposal:
+        return NOTHING
+
+    def prepare(
+        self,
+        _proposal: Proposal,
+        *,
+        asked: bool = False,  # noqa: ARG002 - there are no drafts
+        draft_ms: float = 0.0,
+        extra_ms: float = 0.0,
+    ) -> Planned:
+        sequence = self._run.sequence
+        return Planned(
+            (sequence.anchor,), sequence.anchor_position, "all", NOTHING, False, draft_ms, extra_ms
+        )
+
+    def absorb(
+        self,
+        planned: Planned,
+        verify_ms: float,
+        *,
+        filler: int = 0,
+        sharing: int = 1,  # noqa: ARG002 - nothing is learned from it
+    ) -> StepResult:
+        run, position = self._run, planned.position
         verdict = accept_rows((), run.chooser, run.emitter)
-        sequence.extend(verdict.tokens)
+        run.sequence.extend(verdict.tokens)
+        if filler and not run.target.trim(position + 1):
+            raise LibraryError("the library cannot cut its memory back: answer one at a time")
         if run.trace is not None:
-            run.trace.steps.append(DecodeRecord(position, (anchor,), position + 1, 0, 1))
-        return StepResult(verdict.tokens, 0, 0, "none", 0.0, verify_ms, verdict.reason)
+            run.trace.steps.append(DecodeRecord(position, planned.feed, position + 1, 0, 1))
+        return StepResult(verdict.tokens, 0, 0, "none", planned.draft_ms, verify_ms, verdict.reason)
 
     def undo(self) -> None:
         length = self._run.sequence.anchor_position

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from time import perf_counter
 
-from dspine.engine.loop import Run, StepResult
-from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposer
+from dspine.engine.loop import Planned, Run, StepResult
+from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal, Proposer
 from dspine.engine.rollback import MAX_REPLAY, Rollback
 from dspine.engine.target import read_tokens
 from dspine.engine.trace import DecodeRecord
@@ -55,40 +55,77 @@ class SpeculativeStepper:
         self._rollback.start(self._run.sequence.anchor_position)
 
     def step(self) -> StepResult:
-        run, rollback, target = self._run, self._rollback, self._run.target
+        planned = self.plan()
+        started = perf_counter()
+        self._run.target.decode(planned.feed, planned.position, planned.logits)
+        self._run.target.wait()
+        return self.absorb(planned, (perf_counter() - started) * 1000.0)
+
+    def plan(self) -> Planned:
+        started = perf_counter()
+        ask = self.ask()
+        asked_at = perf_counter()
+        proposal = NOTHING if ask is None else self.allowed(self._proposer.propose(ask))
+        drafted_at = perf_counter()
+        return self.prepare(
+            proposal,
+            asked=ask is not None,
+            draft_ms=(drafted_at - asked_at) * 1000.0,
+            extra_ms=(asked_at - started) * 1000.0,
+        )
+
+    def ask(self) -> Ask | None:
+        run, rollback, max_rows = self._run, self._rollback, self._run.target.max_rows
         tokens = run.sequence.tokens
         position = len(tokens) - 1
-
-        started = perf_counter()
-        caught_up_ms = 0.0
-        if position - rollback.held >= target.max_rows:
+        if position - rollback.held >= max_rows:
             self._catch_up(position)
-            caught_up_ms, started = (perf_counter() - started) * 1000.0, perf_counter()
-        proposal = NOTHING
-        held = rollback.held
-        extra = position - held
-        limit = min(run.room, target.max_rows - extra) - 1
+        extra = position - rollback.held
+        limit = min(run.room, max_rows - extra) - 1
         if run.max_drafts is not None:
             limit = min(limit, run.max_drafts)
-        asked = limit > 0 and self._drafting and extra <= MAX_REPLAY
-        if asked:
-            draw, forced = run.chooser.draw(), run.chooser.forced()
-            ask = Ask(tokens[position], position, limit, draw, extra, rollback.copies, forced)
-            proposal = self._proposer.propose(ask)
-            if proposal.tokens:
-                proposal = proposal.first(run.chooser.allowed(proposal.tokens))
-        drafted_at = perf_counter()
+        if limit <= 0 or not self._drafting or extra > MAX_REPLAY:
+            return None
+        draw, forced = run.chooser.draw(), run.chooser.forced()
+        return Ask(tokens[position], position, limit, draw, extra, rollback.copies, forced)
+
+    def allowed(self, proposal: Proposal) -> Proposal:
+        if not proposal.tokens:
+            return proposal
+        return proposal.first(self._run.chooser.allowed(proposal.tokens))
+
+    def prepare(
+        self,
+        proposal: Proposal,
+        *,
+        asked: bool,
+        draft_ms: float = 0.0,
+        extra_ms: float = 0.0,
+    ) -> Planned:
+        started = perf_counter()
         if proposal.tokens and not self._can_verify(len(proposal.tokens)):
             proposal = NOTHING
         drafts = proposal.tokens
-        feed = (*tokens[held:], *drafts)
         if not drafts:
-            rollback.before_verify(0)
-        saved_at = perf_counter()
-        target.decode(feed, held, 1 + len(drafts) if extra else "all")
-        target.wait()
-        verified_at = perf_counter()
+            self._rollback.before_verify(0)
+        tokens, held = self._run.sequence.tokens, self._rollback.held
+        return Planned(
+            feed=(*tokens[held:], *drafts),
+            position=held,
+            logits=1 + len(drafts) if held + 1 < len(tokens) else "all",
+            proposal=proposal,
+            asked=asked,
+            draft_ms=draft_ms,
+            extra_ms=extra_ms + (perf_counter() - started) * 1000.0,
+        )
 
+    def absorb(
+        self, planned: Planned, verify_ms: float, *, filler: int = 0, sharing: int = 1
+    ) -> StepResult:
+        run, proposal, held = self._run, planned.proposal, planned.position
+        drafts = proposal.tokens
+        position = len(run.sequence.tokens) - 1
+        extra = position - held
         confirmed, accepted, reason = accept_rows(
             drafts, run.chooser, run.emitter, first_row=extra, drawn=proposal.drawn
         )
@@ -96,22 +133,26 @@ class SpeculativeStepper:
         run.sequence.extend(confirmed)
         self._proposer.confirm(Confirmed(position, extra, confirmed))
         confirmed_at = perf_counter()
-        rollback.settle(held + len(feed), position + kept)
-        settled_at = perf_counter()
-        draft_ms = (drafted_at - started) * 1000.0
-        verify_ms = (verified_at - saved_at) * 1000.0
-        copied_ms = (saved_at - drafted_at + settled_at - confirmed_at) * 1000.0
-        if asked:
-            self._policy.observe(Outcome(len(drafts), confirmed, draft_ms, verify_ms))
+        self._rollback.settle(held + len(planned.feed) + filler, position + kept)
+        settled_ms = (perf_counter() - confirmed_at) * 1000.0
+        if planned.asked:
+            self._policy.observe(
+                Outcome(
+                    len(drafts) + filler,
+                    confirmed,
+                    planned.draft_ms / sharing,
+                    verify_ms / sharing,
+                )
+            )
         if run.trace is not None:
-            run.trace.steps.append(DecodeRecord(held, feed, position + kept, extra, kept))
+            run.trace.steps.append(DecodeRecord(held, planned.feed, position + kept, extra, kept))
         return StepResult(
             tokens=confirmed,
             drafted=len(drafts),
             accepted=accepted,
             proposer=proposal.proposer,
-            draft_ms=draft_ms,
-            verify_ms=caught_up_ms + copied_ms + verify_ms,
+            draft_ms=planned.draft_ms,
+            verify_ms=planned.extra_ms + verify_ms + settled_ms,
             reason=reason,
         )
 
