@@ -9,6 +9,7 @@ transfer.safetensors, config under `config`) is read too.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -37,10 +38,12 @@ from dspine.files.schema import (
     DrafterConfig,
     DSpineConfig,
     Pair,
+    Sketch,
     TensorSpec,
     TrainingRecord,
     tensor_specs,
 )
+from dspine.files.sketch import check_sketch
 from dspine.files.typed_keys import checked_curve, provenance_json
 
 CONFIG_FILE = "config.json"
@@ -107,7 +110,7 @@ def write_checkpoint(
     values = checkpoint_config.to_json(config, pair.num_layers, main)
     side = {
         "format": 1,
-        "pair": asdict(pair),
+        "pair": pair_values(pair),
         "acceptance_curve": list(checked_curve(config, record)),
         "training": json.loads(provenance_json(record)),
         "draft_vocab": None if vocab is None else vocab.tolist(),
@@ -310,8 +313,44 @@ def _side(
     return _pair(path, side["pair"]), record, vocab
 
 
+def pair_values(pair: Pair) -> dict[str, Any]:
+    """A pair as JSON has it; the sketch's bytes as base64."""
+    values = {f.name: getattr(pair, f.name) for f in fields(Pair) if f.name != "sketch"}
+    if pair.sketch is None:
+        return values
+    text = b64encode(pair.sketch.data).decode("ascii")
+    return {**values, "sketch": {**asdict(pair.sketch), "data": text}}
+
+
+def _sketch(path: Path, values: object) -> Sketch:
+    """The sketch of pair.sketch."""
+    problem = "a table with names, types, sizes and data"
+    if isinstance(values, dict) and set(values) == {f.name for f in fields(Sketch)}:
+        lists = [values[name] for name in ("names", "types", "sizes")]
+        kinds = (str, str, int)
+        if all(
+            isinstance(found, list) and all(type(one) is kind for one in found)
+            for found, kind in zip(lists, kinds, strict=True)
+        ):
+            try:
+                data = b64decode(values["data"], validate=True)
+            except (ValueError, TypeError):
+                data = b""
+            names, types, sizes = lists
+            sketch = Sketch(tuple(map(printable, names)), tuple(types), tuple(sizes), data)
+            found_problem = check_sketch(sketch)
+            if found_problem is None:
+                return sketch
+            problem = found_problem
+    raise FileError(f"{path}: pair.sketch is damaged, expected {problem}: copy the folder again")
+
+
 def _pair(path: Path, values: object) -> Pair:
-    types = {f.name: type(getattr(_EXAMPLE, f.name)) for f in fields(Pair)}
+    types = {f.name: type(getattr(_EXAMPLE, f.name)) for f in fields(Pair) if f.name != "sketch"}
+    sketch = None
+    if isinstance(values, dict) and "sketch" in values:
+        sketch = _sketch(path, values["sketch"])
+        values = {name: value for name, value in values.items() if name != "sketch"}
     if not isinstance(values, dict) or set(values) != set(types):
         raise FileError(f"{path}: pair must be a table with {', '.join(types)}")
     for name, expected in types.items():
@@ -319,7 +358,7 @@ def _pair(path: Path, values: object) -> Pair:
             raise FileError(
                 f"{path}: pair.{name} is {values[name]!r}, expected {expected.__name__}"
             )
-    return Pair(**{**values, "name": printable(values["name"])})
+    return Pair(**{**values, "name": printable(values["name"])}, sketch=sketch)
 
 
 _EXAMPLE = Pair("", "", 0, 0, 0, "", "", False)

@@ -30,9 +30,10 @@ def convert_checkpoint(
 
     `source` is a checkpoint folder (a run's folder stands for its best checkpoint) or a drafter
     GGUF. An `output` whose name ends in .gguf becomes a GGUF, any other a folder in SpecForge's
-    layout. `dtype` is f32, f16, bf16 or, for a GGUF, q8_0; None is q8_0 for a GGUF, and for a
-    folder the types as they are. `target` is the target's GGUF: needed when the source does not
-    say which target it was trained for (folders of others), else checked against it. `thinking`
+    layout. `dtype` is f32, f16, bf16 or, for a GGUF, q8_0; None keeps the types of a quantised
+    source and of a folder to be written, and is q8_0 for other GGUFs. `target` is the target's
+    GGUF: needed when the source does not say which target it was trained for (folders of others),
+    else checked against it, and its sketch is recorded where the source has none. `thinking`
     overrides the pair's flag. `progress` gets (bytes written, total). Raises FileError or
     PairError; nothing is written then.
     """
@@ -42,6 +43,7 @@ def convert_checkpoint(
         pair = replace(pair, thinking=thinking)
     if output.suffix.lower() != ".gguf":
         return warnings + _write_folder(read, pair, output, dtype, overwrite, progress)
+    keeps = bool(read.quantised) and dtype is None
     if not read.record.acceptance_curve:
         warnings.append(
             f"{read.path} does not say how many drafts are accepted, so `dspine run` has to assume "
@@ -58,10 +60,11 @@ def convert_checkpoint(
         read.config,
         pair,
         read.record,
-        _floats(read),
+        read.tensors if keeps else _floats(read),
         dtype or "q8_0",
         read.draft_vocab,
         target=target,
+        file_type=read.file_type if keeps else None,
         overwrite=overwrite,
         progress=progress,
     )
@@ -78,6 +81,8 @@ def _pair(read: Source, target: Path | None) -> tuple[Pair, list[str]]:
             f"file with -m"
         )
     warnings = [] if read.pair is None or described is None else check_pair(read.pair, described)
+    if described is not None and pair.sketch is None and pair.fingerprint == described.fingerprint:
+        pair = replace(pair, sketch=described.sketch)
     check_fit(str(read.path), read.config, pair)
     return pair, warnings
 

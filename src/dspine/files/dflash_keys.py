@@ -29,6 +29,8 @@ from dspine.files.typed_keys import (
     float32,
     provenance_json,
     read_provenance,
+    read_sketch_keys,
+    sketch_values,
     uint32,
     writable,
 )
@@ -134,6 +136,7 @@ def to_metadata(
             "target.vocab_hash": pair.vocab_hash,
             "target.fingerprint": pair.fingerprint,
             "target.thinking": pair.thinking,
+            **sketch_values(pair),
         }
     return {
         "general.architecture": DFLASH_ARCHITECTURE,
@@ -300,6 +303,7 @@ def _own_keys(
             vocab_hash=own.text("target.vocab_hash"),
             fingerprint=own.text("target.fingerprint"),
             thinking=own.boolean("target.thinking"),
+            sketch=read_sketch_keys(own),
         )
     curve = own.numbers("acceptance_curve") if "acceptance_curve" in own else ()
     provenance = read_provenance(own) if "training" in own else {}

@@ -89,6 +89,7 @@ def write_drafter(
     *,
     target: Path | None = None,
     name: str = "",
+    file_type: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> None:
@@ -99,7 +100,8 @@ def write_drafter(
     (f32, f16, bf16, q8_0; with q8_0 a row length not divisible by 32 falls back to f16),
     vectors as float32. `target` is the target's GGUF: llama.cpp needs its tokenizer in a DFlash or
     DFlash2 file, and the head's rows beside a reduced vocabulary; dspine needs neither, and for
-    DSpine the target is not read. Raises FileError for missing, extra,
+    DSpine the target is not read. `file_type` is the number of a mix whose tensors are copied.
+    Raises FileError for missing, extra,
     misshapen or non-finite tensors, an existing file without `overwrite`, and anything that keeps
     the file from being written.
     """
@@ -119,7 +121,7 @@ def write_drafter(
         if target is not None and not isinstance(config, DSpineConfig):
             planned.append(_plan_head(target, config, vocab))
     metadata = drafter_keys.to_metadata(config, pair, record, target)
-    metadata["general.file_type"] = np.uint32(FILE_TYPES[dtype])
+    metadata["general.file_type"] = np.uint32(FILE_TYPES[dtype] if file_type is None else file_type)
     metadata["general.name"] = name or f"{config.kind} drafter for {pair.name}"
     write_gguf(path, metadata, planned, overwrite=overwrite, progress=progress)
 

@@ -26,6 +26,8 @@ from dspine.files.typed_keys import (
     float32,
     provenance_json,
     read_provenance,
+    read_sketch_keys,
+    sketch_values,
     uint32,
 )
 
@@ -83,6 +85,7 @@ def to_metadata(
         "target.vocab_hash": pair.vocab_hash,
         "target.fingerprint": pair.fingerprint,
         "target.thinking": pair.thinking,
+        **sketch_values(pair),
         "acceptance_curve": np.array(checked_curve(config, record), dtype=np.float32),
         "training": provenance_json(record),
     }
@@ -118,6 +121,7 @@ def from_metadata(
         vocab_hash=keys.text("target.vocab_hash"),
         fingerprint=keys.text("target.fingerprint"),
         thinking=keys.boolean("target.thinking"),
+        sketch=read_sketch_keys(keys),
     )
     eps = keys.number("attention.layer_norm_rms_epsilon")
     theta = keys.number("rope.freq_base")

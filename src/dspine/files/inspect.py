@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,13 @@ from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_head
 from dspine.files.groups import by_group
 from dspine.files.pairing import describe_target, metadata_text
 from dspine.files.safetensors_file import SafeTensor, read_safetensors
-from dspine.files.schema import ARCHITECTURE, DFLASH_ARCHITECTURE, DrafterConfig, TrainingRecord
+from dspine.files.schema import (
+    ARCHITECTURE,
+    DFLASH_ARCHITECTURE,
+    DrafterConfig,
+    Pair,
+    TrainingRecord,
+)
 
 Facts = dict[str, object]
 
@@ -80,10 +86,16 @@ def _drafter_facts(path: Path, header: GgufHeader) -> Facts:
             path, drafter.config, pair, drafter.record, _types(tensors), folder=False
         ),
         "geometry": _geometry(drafter.config),
-        "pair": asdict(pair) if pair else None,
+        "pair": _pair(pair) if pair else None,
         "training": _training(drafter.record),
         "tensors": tensors,
     }
+
+
+def _pair(pair: Pair) -> Facts:
+    """What a drafter says of its target; of the sketch the tensors."""
+    facts = {f.name: getattr(pair, f.name) for f in fields(pair)}
+    return {**facts, "sketch": list(pair.sketch.names) if pair.sketch else None}
 
 
 def _refused_drafter(path: Path, header: GgufHeader, error: FileError) -> Facts:
@@ -145,7 +157,7 @@ def _folder_facts(path: Path) -> Facts:
             path, checkpoint.config, pair, checkpoint.record, _types(tensors), folder=True
         ),
         "geometry": _geometry(checkpoint.config),
-        "pair": asdict(pair) if pair else None,
+        "pair": _pair(pair) if pair else None,
         "training": _training(checkpoint.record),
         "tensors": tensors,
     }
@@ -254,6 +266,7 @@ def _target_facts(path: Path, header: GgufHeader) -> Facts:
             "vocab_size": pair.vocab_size,
             "vocab_hash": pair.vocab_hash,
             "fingerprint": pair.fingerprint,
+            "sketch": list(pair.sketch.names) if pair.sketch else None,
         },
         "tokenizer": _tokenizer(header),
         "files": len(parts),

@@ -15,16 +15,34 @@ from dspine.errors import FileError, PairError
 from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
 from dspine.files.mapped import printable
 from dspine.files.schema import DrafterConfig, Pair
+from dspine.files.sketch import Likeness, compare, read_sketch
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _ENCODING = re.compile(r"[.-](?:(?:UD-)?I?Q\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)
 _SAYS_NOTHING = re.compile(r"(?:sha256[-:])?[0-9a-f]{16,}|(?:ggml-)?model", re.IGNORECASE)
 
+_ADAPT = (
+    "`dspine eval` shows how many are left, and `dspine train features` with `train fit "
+    "--init-from` adapts the drafter to this target"
+)
+_QUANTISED = (
+    "{target} is another quantisation of what this drafter was trained for ({now}, not {was}"
+    "{far}) or a slight fine-tune of it: expect nearly as many accepted drafts; " + _ADAPT
+)
+_TUNED = (
+    "{target} is another version or a fine-tune of {pair}, which this drafter was trained for"
+    "{far}: expect fewer accepted drafts; " + _ADAPT
+)
+_OTHER = (
+    "{target} has the shape of {pair}, which this drafter was trained for, but is another model"
+    "{far}: expect hardly any accepted drafts; " + _ADAPT
+)
+
 FINGERPRINT_TENSOR = "output_norm.weight"
 
 
 def describe_target(path: Path) -> Pair:
-    """What identifies a target model, read from its GGUF header and one tensor.
+    """What identifies a target model, read from its GGUF header and pieces of some tensors.
 
     Layers are those of the trunk: built-in next-token (MTP) layers are not counted. A file
     without a tokenizer gives an empty `vocab_hash`, one without `output_norm.weight` an empty
@@ -56,6 +74,7 @@ def describe_target(path: Path) -> Pair:
         vocab_size=len(texts) or _rows_of_embedding(header),
         vocab_hash=vocab_hash(texts) if texts else "",
         fingerprint=_fingerprint(gguf),
+        sketch=read_sketch(gguf, trunk),
     )
 
 
@@ -97,15 +116,32 @@ def check_pair(pair: Pair, target: Pair) -> list[str]:
             f"{pair.vocab_hash[:12]}, but that of {target.name} has {target.vocab_hash[:12]}: "
             f"the same token ids mean other texts, use the drafter made for this target"
         )
-    if not pair.fingerprint or not target.fingerprint:
-        warnings.append("the weights cannot be compared: one side has no fingerprint recorded")
-    elif pair.fingerprint != target.fingerprint:
-        warnings.append(
-            f"{target.name} is another version or a fine-tune of {pair.name}, which this drafter "
-            f"was trained for: expect fewer accepted drafts (`dspine run --compare` shows what is "
-            f"left), or adapt it with `dspine train features` and `train fit --init-from`"
-        )
+    warnings += _weights(pair, target)
     return warnings
+
+
+def _weights(pair: Pair, target: Pair) -> list[str]:
+    """What to expect of a target of the right shape whose weights are others."""
+    if not pair.fingerprint or not target.fingerprint:
+        return ["the weights cannot be compared: one side has no fingerprint recorded"]
+    known = pair.sketch is not None and target.sketch is not None
+    found = compare(pair.sketch, target.sketch) if pair.sketch and target.sketch else None
+    is_tuned = pair.fingerprint != target.fingerprint
+    if found is None:
+        if known and not is_tuned:
+            return [f"the weights of {target.name} cannot be compared: its tensors are others"]
+        return [_TUNED.format(target=target.name, pair=pair.name, far="")] if is_tuned else []
+    far = f" (its weights are {found.distance:.1%} away)" if found.distance else ""
+    if found.likeness is Likeness.OTHER:
+        text = _OTHER
+    elif is_tuned or found.likeness is Likeness.CHANGED:
+        text = _TUNED
+    elif found.likeness is Likeness.QUANTISED:
+        text = _QUANTISED
+    else:
+        return []
+    was, now = (kind.upper() for kind in found.types)
+    return [text.format(target=target.name, pair=pair.name, far=far, was=was, now=now)]
 
 
 def check_unpaired(label: str, config: DrafterConfig, target: Pair) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dspine.errors import FileError
+from dspine.ggml.types import row_bytes
 
 ARCHITECTURE = "dspine"
 DFLASH_ARCHITECTURE = "dflash"
@@ -175,6 +176,29 @@ class DFlash2Config(DrafterConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class Sketch:
+    """Pieces of some of a target's tensors, as they are stored (`dspine.files.sketch`)."""
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    """Names of ggml types."""
+    sizes: tuple[int, ...]
+    """Values of each piece, whole blocks of its type."""
+    data: bytes
+    """All pieces, one after the other."""
+
+    def lengths(self) -> list[int]:
+        """Bytes of each piece."""
+        return [row_bytes(*pair) for pair in zip(self.types, self.sizes, strict=True)]
+
+    def piece(self, number: int) -> bytes:
+        """One piece."""
+        lengths = self.lengths()
+        start = sum(lengths[:number])
+        return self.data[start : start + lengths[number]]
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Which target a drafter belongs to; compared with the target at load."""
 
@@ -189,6 +213,8 @@ class Pair:
     """sha256 (hex) of the target's `output_norm.weight` as float32 bytes."""
     thinking: bool = False
     """Whether the drafter was trained on text with reasoning switched on."""
+    sketch: Sketch | None = None
+    """Pieces of the target's weights; None in files from before there were any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dspine.errors import FileError
 from dspine.files.checkpoint import read_checkpoint
 from dspine.files.drafter_file import read_drafter
 from dspine.files.dtypes import Array, encode
-from dspine.files.gguf_file import StoredTensor
+from dspine.files.gguf_file import StoredTensor, read_header
 from dspine.files.mapped import release
 from dspine.files.run_folder import choose_checkpoint
 from dspine.files.safetensors_file import TensorStream
@@ -37,6 +37,8 @@ class Source:
     tensors: Mapping[str, Array | StoredTensor]
     """By torch name: float types as arrays (bfloat16 as uint16), quantised ones as stored."""
     draft_vocab: npt.NDArray[np.int32] | None
+    file_type: int | None = None
+    """`general.file_type` of a GGUF."""
 
     @property
     def quantised(self) -> list[str]:
@@ -70,7 +72,9 @@ def read_source(path: Path) -> Source:
         spec.torch_name: _as_read(file.tensors[spec.gguf_name])
         for spec in tensor_specs(file.config)
     }
-    return Source(path, file.config, file.pair, file.record, tensors, file.draft_vocab)
+    number = read_header(path).metadata.get("general.file_type")
+    file_type = number if isinstance(number, int) and not isinstance(number, bool) else None
+    return Source(path, file.config, file.pair, file.record, tensors, file.draft_vocab, file_type)
 
 
 def float_tensors(source: Source, dtype: str | None) -> dict[str, Array | TensorStream]:

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from dspine.errors import FileError
 from dspine.files.gguf_file import MetadataValue
 from dspine.files.gguf_writer import WritableValue
-from dspine.files.mapped import shown
-from dspine.files.schema import DrafterConfig, TrainingRecord
+from dspine.files.mapped import printable, shown
+from dspine.files.schema import DrafterConfig, Pair, Sketch, TrainingRecord
+from dspine.files.sketch import check_sketch
 
 
 def checked_curve(config: DrafterConfig, record: TrainingRecord) -> tuple[float, ...]:
@@ -52,6 +53,35 @@ def read_provenance(keys: Keys) -> Mapping[str, object]:
     if not isinstance(value, dict):
         raise keys.wrong("training", "a JSON object", text[:40])
     return value
+
+
+def sketch_values(pair: Pair) -> dict[str, WritableValue]:
+    """The keys of the target's sketch, below a prefix; none without one."""
+    sketch = pair.sketch
+    if sketch is None:
+        return {}
+    return {
+        "target.sketch.names": sketch.names,
+        "target.sketch.types": sketch.types,
+        "target.sketch.sizes": np.array(sketch.sizes, dtype=np.uint32),
+        "target.sketch.data": np.frombuffer(sketch.data, dtype=np.uint8),
+    }
+
+
+def read_sketch_keys(keys: Keys) -> Sketch | None:
+    """The sketch of a drafter file; None in files from before there were any."""
+    if "target.sketch.names" not in keys:
+        return None
+    data = keys.octets("target.sketch.data")
+    sketch = Sketch(
+        names=tuple(map(printable, keys.texts("target.sketch.names"))),
+        types=keys.texts("target.sketch.types"),
+        sizes=keys.counts("target.sketch.sizes"),
+        data=data,
+    )
+    if (expected := check_sketch(sketch)) is not None:
+        raise keys.wrong("target.sketch.data", expected, f"{len(data)} bytes")
+    return sketch
 
 
 def uint32(name: str, value: int) -> np.uint32:
@@ -158,6 +188,20 @@ class Keys:
         if array.size and int(array.min()) < 0:
             raise self.wrong(key, "numbers from 0", array.tolist())
         return tuple(int(v) for v in array)
+
+    def octets(self, key: str) -> bytes:
+        """A list of bytes."""
+        value = self._get(key)
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+            raise self.wrong(key, "a list of bytes", type(value).__name__)
+        return value.tobytes()
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        value = self._get(key)
+        if not isinstance(value, tuple):
+            raise self.wrong(key, "a list of texts", value)
+        return value
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of floats."""
