@@ -15,6 +15,7 @@ from dspine.files.schema import (
     DrafterConfig,
     DSpineConfig,
     Pair,
+    Sketch,
     TrainingRecord,
     tensor_specs,
 )
@@ -74,6 +75,12 @@ PAIR = Pair(
     vocab_hash="ab" * 32,
     fingerprint="cd" * 32,
     thinking=True,
+    sketch=Sketch(
+        names=("token_embd.weight", "blk.0.attn_norm.weight"),
+        types=("q8_0", "f32"),
+        sizes=(64, 3),
+        data=bytes(range(80)),
+    ),
 )
 RECORD = TrainingRecord((0.75, 0.5, 0.25, 0.125), {"command": "fit", "answers": 12, "curve": [1.5]})
 

@@ -97,7 +97,10 @@ def test_a_quantised_drafter(tmp_path: Path) -> None:
     assert "as bf16" in told
     assert read_checkpoint(tmp_path / "short").tensors["fc.weight"].dtype == np.uint16
     with pytest.raises(FileError, match=r"quantised already \(q8_0\).*dspine quantize"):
-        convert_checkpoint(tmp_path / "q.gguf", tmp_path / "r.gguf")
+        convert_checkpoint(tmp_path / "q.gguf", tmp_path / "r.gguf", dtype="f16")
+    # Without a type the matrices stay as they are.
+    assert convert_checkpoint(tmp_path / "q.gguf", tmp_path / "same.gguf") == []
+    assert (tmp_path / "same.gguf").read_bytes() == (tmp_path / "q.gguf").read_bytes()
 
 
 def test_what_is_there_is_kept(tmp_path: Path) -> None:

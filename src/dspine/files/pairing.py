@@ -15,19 +15,24 @@ from dspine.errors import FileError, PairError
 from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
 from dspine.files.mapped import printable
 from dspine.files.schema import DrafterConfig, Pair
-from dspine.files.sketch import Likeness, compare, read_sketch
+from dspine.files.sketch import Difference, Likeness, compare, read_sketch
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _ENCODING = re.compile(r"[.-](?:(?:UD-)?I?Q\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)
 _SAYS_NOTHING = re.compile(r"(?:sha256[-:])?[0-9a-f]{16,}|(?:ggml-)?model", re.IGNORECASE)
 
 _ADAPT = (
-    "`dspine eval` shows how many are left, and `dspine train features` with `train fit "
-    "--init-from` adapts the drafter to this target"
+    "`dspine eval` measures it, and `dspine train features` with `train fit --init-from` adapts "
+    "the drafter"
 )
 _QUANTISED = (
-    "{target} is another quantisation of what this drafter was trained for ({now}, not {was}"
-    "{far}) or a slight fine-tune of it: expect nearly as many accepted drafts; " + _ADAPT
+    "{target} is another quantisation of {pair}, which this drafter was trained for ({now}, not "
+    "{was}{far}), or a slight fine-tune: expect nearly as many accepted drafts; " + _ADAPT
+)
+_NEAR = (
+    "{target} differs a little from {pair}, which this drafter was trained for ({now}{far}), as a "
+    "slight fine-tune or another way of quantising does: expect nearly as many accepted drafts; "
+    + _ADAPT
 )
 _TUNED = (
     "{target} is another version or a fine-tune of {pair}, which this drafter was trained for"
@@ -91,9 +96,9 @@ def vocab_hash(token_texts: Iterable[str | bytes]) -> str:
 def check_pair(pair: Pair, target: Pair) -> list[str]:
     """Compare what a drafter was made for (`pair`) with the loaded target.
 
-    Returns warnings for people: a fingerprint that differs means a fine-tune or another
-    version, for which drafts are merely accepted less often. Raises PairError naming the field,
-    expected and found, when drafts would be meaningless.
+    Returns warnings for people: weights that differ mean another quantisation, a fine-tune or
+    another model of the same shape, for which drafts are accepted less often. Raises PairError
+    naming the field, expected and found, when drafts would be meaningless.
     """
     for field, what in (
         ("architecture", "architecture"),
@@ -124,24 +129,31 @@ def _weights(pair: Pair, target: Pair) -> list[str]:
     """What to expect of a target of the right shape whose weights are others."""
     if not pair.fingerprint or not target.fingerprint:
         return ["the weights cannot be compared: one side has no fingerprint recorded"]
-    known = pair.sketch is not None and target.sketch is not None
-    found = compare(pair.sketch, target.sketch) if pair.sketch and target.sketch else None
     is_tuned = pair.fingerprint != target.fingerprint
+    if pair.sketch is None or target.sketch is None:
+        return [_told(_TUNED, pair, target)] if is_tuned else []
+    found = compare(pair.sketch, target.sketch)
     if found is None:
-        if known and not is_tuned:
-            return [f"the weights of {target.name} cannot be compared: its tensors are others"]
-        return [_TUNED.format(target=target.name, pair=pair.name, far="")] if is_tuned else []
-    far = f" (its weights are {found.distance:.1%} away)" if found.distance else ""
+        if is_tuned:
+            return [_told(_TUNED, pair, target)]
+        return [f"the weights of {target.name} and {pair.name} cannot be compared tensor by tensor"]
     if found.likeness is Likeness.OTHER:
-        text = _OTHER
-    elif is_tuned or found.likeness is Likeness.CHANGED:
-        text = _TUNED
-    elif found.likeness is Likeness.QUANTISED:
-        text = _QUANTISED
-    else:
+        return [_told(_OTHER, pair, target, found)]
+    if is_tuned or found.likeness is Likeness.CHANGED:
+        return [_told(_TUNED, pair, target, found)]
+    if found.likeness is Likeness.SAME:
         return []
-    was, now = (kind.upper() for kind in found.types)
-    return [text.format(target=target.name, pair=pair.name, far=far, was=was, now=now)]
+    return [_told(_NEAR if len(set(found.types)) == 1 else _QUANTISED, pair, target, found)]
+
+
+def _told(text: str, pair: Pair, target: Pair, found: Difference | None = None) -> str:
+    """A warning with the names and, where it is known, the distance."""
+    was, now = (kind.upper() for kind in found.types) if found else ("", "")
+    far = f", weights {found.distance:.1%} apart" if found and found.distance else ""
+    names = (target.name, pair.name)
+    if target.name == pair.name:
+        names = (f"this {target.name}", f"the {pair.name}")
+    return text.format(target=names[0], pair=names[1], far=far, was=was, now=now)
 
 
 def check_unpaired(label: str, config: DrafterConfig, target: Pair) -> list[str]:

@@ -68,7 +68,7 @@ ROUNDING: Mapping[str, float] = {
 """Distance of rounded weights from their originals over the originals' size (root mean squares),
 between that of normal and of t-distributed values with 5 degrees of freedom; weights of trained
 networks lie within 15 % of it (benchmarks/fingerprint.py)."""
-MARGIN = 1.5
+MARGIN = 1.4
 """How much further than rounding another quantisation of the same weights may be: importance
 matrices round some values worse."""
 VECTOR_TOLERANCE = 1e-4
