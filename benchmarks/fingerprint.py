@@ -152,7 +152,7 @@ def rounded(values: Floats, kind: str, random: np.random.Generator | None = None
     rows, length = values.shape
     weights = None
     if random is not None:
-        weights = random.lognormal(0.0, 1.0, length).astype(np.float32)
+        weights = np.asarray(random.lognormal(0.0, 1.0, length), dtype=np.float32)
     source = np.ascontiguousarray(values, np.float32)
     out = np.empty((rows, type_by_name(kind).row_bytes(length)), np.uint8)
     functions().ggml_quantize_chunk(
