@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.base import Features
-from dspine.engine.target import LogitRows, Snapshot
+from dspine.engine.target import LogitRows, Rows, Snapshot
 from dspine.errors import UsageError
 
 NextToken = Callable[[Sequence[int]], int]
@@ -50,30 +50,35 @@ class FakeTarget:
         self.memory: list[int] = []
         self.decoded: list[tuple[int, tuple[int, ...]]] = []
         self.rows_asked: list[int] = []
+        self.on_decode: Callable[[], None] = lambda: None
         self._first = 0
         self._count = 0
         self._has_logits = False
         self._with_logits = 0
         """First row of the last decode with logits."""
+        self._end_of_logits = 0
 
     def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
         assert 1 <= len(tokens) <= self.n_batch, f"a batch of {len(tokens)} tokens"
         assert position == len(self.memory), f"decode at {position}, memory {len(self.memory)}"
         assert position + len(tokens) <= self.n_ctx, "beyond the context"
         assert all(0 <= token < self.vocab_size for token in tokens)
+        self.on_decode()
         self.memory.extend(tokens)
         self.decoded.append((position, tuple(tokens)))
         self._first, self._count = position, len(tokens)
         asked = logits if isinstance(logits, int) else len(tokens) if logits == "all" else 0
         assert 0 <= asked <= len(tokens)
         self._has_logits, self._with_logits = asked > 0, len(tokens) - asked
+        self._end_of_logits = len(tokens)
         self._removable = min(self.snapshots, len(tokens) - 1)
 
     def wait(self) -> None:
         assert self._has_logits, "rows without logits"
 
     def argmax(self, row: int) -> int:
-        assert self._with_logits <= row < self._count, f"no logits in row {row}"
+        assert self._count and self._has_logits, "rows of another decode"
+        assert self._with_logits <= row < self._end_of_logits, f"no logits in row {row}"
         self.rows_asked.append(row)
         return self.next_token(self.decoded_prefix(row))
 
@@ -93,6 +98,14 @@ class FakeTarget:
     def copy_features(self, first: int, count: int, out: memoryview) -> None:
         data = self.features(first, count).tobytes()
         out[: len(data)] = data
+
+    def hide_rows(self, first: int, end: int) -> None:
+        """Only rows first ... end - 1 of the last decode have logits."""
+        self._with_logits, self._end_of_logits = first, end
+
+    def forget_rows(self) -> None:
+        """Another sequence of the context was decoded."""
+        self._count, self._has_logits = 0, False
 
     def clear(self) -> None:
         self.memory = []
@@ -146,6 +159,46 @@ class FakeTarget:
         """Everything up to and including row `row` of the last decode."""
         _, tokens = self.decoded[-1]
         return [*self.memory[: self._first], *tokens[: row + 1]]
+
+
+class FakeTargets:
+    """Several fake targets as the sequences of one context (`dspine.engine.target.Together`)."""
+
+    def __init__(self, targets: Sequence[FakeTarget], *, n_batch: int = 64) -> None:
+        self.targets: Sequence[FakeTarget] = targets
+        self.n_batch = n_batch
+        self.decodes: list[dict[int, int]] = []
+        """Of every decode of several: rows by sequence."""
+        self.failures: list[Exception] = []
+        """Raised by the next decodes of several, which change nothing then."""
+        self._sharing = False
+        for target in targets:
+            target.on_decode = self._forget_others
+
+    def decode(self, parts: Sequence[Rows]) -> None:
+        numbers = [part.sequence for part in parts]
+        assert numbers == sorted(set(numbers)), f"sequences {numbers}"
+        if self.failures:
+            raise self.failures.pop(0)
+        self._forget_others()
+        self._sharing = True
+        for number, tokens, position, logits, filler in parts:
+            target = self.targets[number]
+            asked = len(tokens) if logits == "all" else logits if isinstance(logits, int) else 0
+            target.decode([*tokens, *[tokens[-1]] * filler], position, "all" if asked else "none")
+            if asked:
+                target.hide_rows(len(tokens) - asked, len(tokens))
+        self._sharing = False
+        self.decodes.append({part.sequence: len(part.tokens) + part.filler for part in parts})
+        assert sum(self.decodes[-1].values()) <= self.n_batch
+
+    def wait(self) -> None:
+        """All rows are there at once."""
+
+    def _forget_others(self) -> None:
+        if not self._sharing:
+            for target in self.targets:
+                target.forget_rows()
 
 
 def plain_answer(next_token: NextToken, prompt: Sequence[int], count: int) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,15 @@ class Draft:
     """For each token, if it was asked for."""
 
 
+class DraftAsk(NamedTuple):
+    """A draft that is wanted: the arguments of `Drafter.draft`."""
+
+    seq: int
+    anchor: int
+    width: int
+    draw: Draw | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ContextState:
     """A sequence's context K/V as bytes, in the drafter's own form: positions start ... length - 1.
@@ -90,6 +99,9 @@ class Drafter(Protocol):
 
         They are the best ones, or picked as `draw` says.
         """
+
+    def draft_many(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        """The same drafts for several sequences, which may be made together."""
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on (a rollback, or a reused prefix)."""

@@ -7,7 +7,7 @@ elsewhere. Pure: no clock, no library; what it knows it is told.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
@@ -16,7 +16,7 @@ from dspine.engine.asking import Prices, Prospects
 from dspine.engine.costs import StepCosts
 from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
 from dspine.engine.waiting import owed_ms
-from dspine.engine.width import Outcome
+from dspine.engine.width import Outcome, Outlook
 
 ALONE, AGREE, DIFFER = 0, 1, 2
 """Kinds of a draft: nobody else proposes for its slot, or the same, or another token."""
@@ -101,9 +101,15 @@ class AdaptiveWidth:
         most_drafts: int,
         block_size: int = 1,
         curve: Sequence[float] = (),
+        shared: Callable[[int], StepCosts] | None = None,
     ) -> None:
-        """`block_size` is the drafter's (1 without one), `curve` its stored acceptance."""
+        """`block_size` is the drafter's (1 without one), `curve` its stored acceptance.
+
+        `shared(n)` are the costs where n sequences answer at once.
+        """
         self._costs = costs
+        self._shared = shared
+        self._sequences = 1
         self._most = most_drafts
         self._block = block_size
         self._network = Reliability(NETWORK_PRIORS)
@@ -124,6 +130,7 @@ class AdaptiveWidth:
         self._open: _Chain | None = None
         self._free: list[_Chain] = []
         self._offers: list[_Chain] = []
+        self._all: list[_Chain] = []
         self._worth: list[tuple[int, float]] = []
         self._drafted: _Chain | None = None
         self._rows: list[float] = [1.0]
@@ -204,6 +211,7 @@ class AdaptiveWidth:
             self._drafted = self._watch(drafted)
             self._prospects.add(self._situation, self._drafted.slots)
             offers = [*offers, self._drafted]
+        self._all = offers
         value, chosen = 1.0 - self._rate * self._rows[0], NOTHING
         if drafted.drawn:
             # Not forgotten even if it is not verified: see Proposal.first.
@@ -248,6 +256,40 @@ class AdaptiveWidth:
         self._time += cost - PACE * self._time
         change = len(confirmed) * (1.0 + REFUND) - cost
         self._credit = min(CREDIT, self._credit + change)
+
+    # -- several sequences in one decode -----------------------------------------------------------
+
+    def share(self, sequences: int) -> None:
+        if self._shared is not None and sequences != self._sequences:
+            self._sequences = sequences
+            self._costs = self._shared(sequences)
+            self._prospects.forget()
+
+    def outlook(self) -> Outlook:
+        rows, rate = self._rows, self._rate
+        tokens = [1.0] * len(rows)
+        for chain in self._all:
+            reached = expected = 1.0
+            for count in range(1, len(rows)):
+                if count <= len(chain.slots):
+                    reached *= chain.source.chance(chain.slots[count - 1])
+                    expected += reached
+                if expected > tokens[count]:
+                    tokens[count] = expected
+        return Outlook(tokens, [rate * ms for ms in rows])
+
+    def widened(self, drafts: int) -> Proposal:
+        value, chosen = 0.0, NOTHING
+        if self._drafted is not None and self._drafted.proposal.drawn:
+            chosen = self._drafted.proposal.first(0)
+        for chain in self._all if drafts else ():
+            reached, expected = 1.0, 0.0
+            for slot in chain.slots[:drafts]:
+                reached *= chain.source.chance(slot)
+                expected += reached
+            if expected > value:
+                value, chosen = expected, chain.proposal.first(drafts)
+        return chosen
 
     # -- arithmetic ------------------------------------------------------------------------------
 

@@ -93,9 +93,11 @@ class LlamaTargets:
     def decode(self, parts: Sequence[Rows]) -> None:
         batch = self._batch
         batch.clear()
-        for sequence, tokens, position, logits in parts:
+        for sequence, tokens, position, logits, filler in parts:
             target = self.targets[sequence]
             target.first_row = batch.add_tokens(tokens, position, sequence, logits)
+            if filler:
+                batch.add_tokens((tokens[-1],) * filler, position + len(tokens), sequence, "none")
         self._context.decode(batch)
 
     def wait(self) -> None:

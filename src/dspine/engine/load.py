@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import cast, get_args
 
@@ -302,6 +303,11 @@ def load_parts(options: LoadOptions) -> EngineParts:
         )
         check_snapshots(snapshots, context.snapshots, model.architecture)
 
+        @cache
+        def shared(sequences: int) -> StepCosts:
+            assert costs is not None
+            return StepCosts(costs, most + replay, sequences=sequences)
+
         def policy() -> WidthPolicy:
             return make_policy(
                 costs,
@@ -311,6 +317,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
                 curve=curve,
                 snapshots=snapshots,
                 replay=replay,
+                shared=shared if costs is not None and parallel > 1 else None,
             )
 
         together = LlamaTargets(context) if parallel > 1 else None
@@ -321,6 +328,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             policy=policy(),
             together=together,
             make_policy=policy,
+            rows_ms=partial(interpolate, costs.rows_ms) if costs is not None else None,
             proposer=options.proposer,
             template=_template(options, model),
             rollback=rollback,
@@ -374,12 +382,13 @@ def make_policy(
     curve: Sequence[float] = (),
     snapshots: int = 0,
     replay: int = 0,
+    shared: Callable[[int], StepCosts] | None = None,
 ) -> WidthPolicy:
     """How far each proposer goes: as pays at each step, or as `--spec-draft-n-max` says.
 
     `block_size` is the drafter's (1 without one), `curve` its stored acceptance, `most` the rows
     of a verify, in front of which up to `replay` confirmed ones may be decoded again; where states
-    are kept for rows, there are `snapshots` of them.
+    are kept for rows, there are `snapshots` of them. `shared(n)` are the costs of n sequences.
     """
     steps = StepCosts(costs, most + replay) if costs is not None else None
     if n_max is None and steps is not None:
@@ -388,6 +397,7 @@ def make_policy(
             most_drafts=most - 1,
             block_size=block_size,
             curve=curve,
+            shared=shared,
         )
     limits = {DRAFTER: block_size - 1, "ngram": most - 1}
     if snapshots:

@@ -235,15 +235,23 @@ def _prefill(run: Run, stepper: Stepper, held: HeldContext) -> int:
     while position < end:
         if run.cancel.is_set():
             raise _CancelledError
-        chunk = tokens[position : held.pause(position, min(position + target.n_batch, end))]
-        target.decode(chunk, position, "none")
-        if run.trace is not None:
-            run.trace.chunks.append(tuple(chunk))
-        stepper.saw_prompt(position, len(chunk))
-        position += len(chunk)
-        held.reached(position)
+        position = read_chunk(run, stepper, held, position, target.n_batch)
     stepper.prompt_done()
     return kept
+
+
+def read_chunk(run: Run, stepper: Stepper, held: HeldContext, position: int, most: int) -> int:
+    """Decode at most `most` tokens of the prompt from `position` on; the position after them."""
+    tokens = run.sequence.tokens
+    limit = min(position + min(most, run.target.n_batch), len(tokens) - 1)
+    chunk = tokens[position : held.pause(position, limit)]
+    run.target.decode(chunk, position, "none")
+    if run.trace is not None:
+        run.trace.chunks.append(tuple(chunk))
+    stepper.saw_prompt(position, len(chunk))
+    position += len(chunk)
+    held.reached(position)
+    return position
 
 
 class _CancelledError(Exception):

@@ -63,6 +63,8 @@ class EngineParts:
     """The sequences of `target`'s context, whose first is `target`; None where it has only one."""
     make_policy: Callable[[], WidthPolicy] | None = None
     """A policy for one more sequence; needed where there are several."""
+    rows_ms: Callable[[int], float] | None = None
+    """Milliseconds of a decode of so many rows, where that was measured."""
     close: Callable[[], None] = field(default=lambda: None)
 
     @property

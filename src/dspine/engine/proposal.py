@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from dspine.drafters.base import Draw, Drawn
+from dspine.drafters.base import Draft, DraftAsk, Draw, Drawn
 from dspine.engine.waiting import Copies
 from dspine.text.forced import NOT_FORCED, Forced
 
@@ -117,3 +117,13 @@ class Proposer(Protocol):
 
     def truncate(self, length: int) -> None:
         """Only the first `length` tokens still count (an interrupted step)."""
+
+
+class SharingProposer(Proposer, Protocol):
+    """One whose drafter serves several sequences: `propose` is `wish`, a draft, `choose`."""
+
+    def wish(self, ask: Ask) -> DraftAsk | None:
+        """The draft that is wanted now, None for none."""
+
+    def choose(self, draft: Draft | Exception | None) -> Proposal:
+        """What to verify, given that draft, or why there is none although it was wanted."""

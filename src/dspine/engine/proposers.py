@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
 
-from dspine.drafters.base import Draft, Drafter
+from dspine.drafters.base import Draft, DraftAsk, Drafter
 from dspine.engine.feed import FeatureFeed
 from dspine.engine.ngram import NgramIndex
 from dspine.engine.ngram_table import NgramTable
@@ -59,6 +59,12 @@ class NoProposer:
         """Nothing to remember."""
 
     def propose(self, _ask: Ask) -> Proposal:
+        return NOTHING
+
+    def wish(self, _ask: Ask) -> DraftAsk | None:
+        return None
+
+    def choose(self, _draft: Draft | Exception | None) -> Proposal:
         return NOTHING
 
     def confirm(self, confirmed: Confirmed) -> None:
@@ -205,19 +211,34 @@ class DrafterProposer:
 
     def draft(self, ask: Ask, limit: int) -> Proposal:
         """At most `limit` drafts, which may be fewer than the ask's."""
-        count = min(limit, self._policy.most(DRAFTER), self._max_positions - ask.position - 1)
-        count = min(count, self._drafter.block_size - 1)
-        if count < 1 or not self._on():
-            return NOTHING
-        draft = self._guarded(lambda: self._draft(ask, count + 1))
-        if draft is None:
+        width = self._width(ask, limit)
+        draft = self._guarded(lambda: self._draft(ask, width)) if width else None
+        return NOTHING if draft is None else self.proposal(draft)
+
+    def wish(self, ask: Ask, limit: int) -> DraftAsk | None:
+        """The same, as a draft to be made outside; hands over what waits for it."""
+        width = self._width(ask, limit)
+        if not width or self._guarded(lambda: self._flushed(ask.position)) is None:
+            return None
+        return DraftAsk(self._seq, ask.anchor, width, ask.draw)
+
+    def proposal(self, draft: Draft | Exception) -> Proposal:
+        """What became of a draft."""
+        if isinstance(draft, Exception):
+            self._failed(draft)
             return NOTHING
         self._failures = 0
-        tokens = draft.tokens[:count]
+        tokens = draft.tokens
         if not tokens:
             return NOTHING
-        scores = draft.scores[: len(tokens)] or (UNSCORED,) * len(tokens)
-        return Proposal(tokens, scores, self.name, draft.drawn[: len(tokens)])
+        scores = draft.scores or (UNSCORED,) * len(tokens)
+        return Proposal(tokens, scores, self.name, draft.drawn)
+
+    def _width(self, ask: Ask, limit: int) -> int:
+        """Of the block for at most `limit` drafts; 0 where there can be none."""
+        count = min(limit, self._policy.most(DRAFTER), self._max_positions - ask.position - 1)
+        count = min(count, self._drafter.block_size - 1)
+        return count + 1 if count > 0 and self._on() else 0
 
     def confirm(self, confirmed: Confirmed) -> None:
         if confirmed.position < self._max_positions and self._on():
@@ -235,6 +256,10 @@ class DrafterProposer:
     def _on(self) -> bool:
         return self.disabled_reason is None
 
+    def _flushed(self, position: int) -> bool:
+        self._feed.flush(position)
+        return True
+
     def _draft(self, ask: Ask, width: int) -> Draft:
         self._feed.flush(ask.position)
         return self._drafter.draft(self._seq, ask.anchor, width, ask.draw)
@@ -244,13 +269,16 @@ class DrafterProposer:
         try:
             return action()
         except Exception as error:  # noqa: BLE001 - any failure of a drafter is survivable
-            self._failures += 1
-            if self._failures >= MAX_FAILURES:
-                self.disabled_reason = (
-                    f"the drafter failed {MAX_FAILURES} times in a row, last with: {error}"
-                )
-                log.warning("drafting is off: %s", self.disabled_reason)
+            self._failed(error)
             return None
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            self.disabled_reason = (
+                f"the drafter failed {MAX_FAILURES} times in a row, last with: {error}"
+            )
+            log.warning("drafting is off: %s", self.disabled_reason)
 
 
 class AutoProposer:
@@ -285,18 +313,36 @@ class AutoProposer:
             part.saw_prompt(position, count)
 
     def propose(self, ask: Ask) -> Proposal:
+        wanted = self._look(ask)
+        drafted = NOTHING
+        if wanted and self._drafter is not None:
+            drafted = self._drafter.draft(ask, min(wanted, ask.limit))
+        return self._policy.choose(drafted)
+
+    def wish(self, ask: Ask) -> DraftAsk | None:
+        wanted = self._look(ask)
+        if not wanted or self._drafter is None:
+            return None
+        return self._drafter.wish(ask, min(wanted, ask.limit))
+
+    def choose(self, draft: Draft | Exception | None) -> Proposal:
+        drafted = NOTHING
+        if draft is not None and self._drafter is not None:
+            drafted = self._drafter.proposal(draft)
+        return self._policy.choose(drafted)
+
+    def _look(self, ask: Ask) -> int:
+        """Drafts that are wanted of the drafter, given what is to be had without it."""
         ngram, drafter = self._ngram, self._drafter
         found = ngram.look_up(ask) if ngram is not None else []
         if ask.forced.tokens:
             count = min(ask.limit, self._policy.most(GRAMMAR))
             forced = Proposal(ask.forced.tokens, ask.forced.scores, GRAMMAR).first(count)
             found += [forced] if forced.tokens else []
-        drafted = NOTHING
         if drafter is None or not drafter.can_draft(ask):
             self._policy.ask(found, ask, None)
-        elif wanted := self._policy.ask(found, ask, drafter.waiting):
-            drafted = drafter.draft(ask, min(wanted, ask.limit))
-        return self._policy.choose(drafted)
+            return 0
+        return self._policy.ask(found, ask, drafter.waiting)
 
     def confirm(self, confirmed: Confirmed) -> None:
         for part in self._parts:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any
 
+from dspine.engine.answering import Answering
 from dspine.engine.events import Event, Finish
-from dspine.engine.loop import Run, generate
 from dspine.engine.parts import EngineParts
 from dspine.engine.prompt import Prompt
 from dspine.engine.request import AnswerOptions, Requests
-from dspine.engine.slots import Slot, SlotFacts, choose_slot, make_slot
+from dspine.engine.shared_step import SharedStep
+from dspine.engine.slots import SlotFacts, choose_slot, make_slot
 from dspine.errors import ClosedError, UsageError
 
-
-@dataclass(slots=True)
-class _Answer:
-    """One answer under way."""
-
-    id: int
-    slot: Slot
-    run: Run
-    events: Iterator[Event]
-    answering: bool = False
-    """Whether its prompt is decoded."""
+CHUNK = 64
+"""Tokens of a prompt that are decoded at once while others answer: what they wait at most."""
 
 
 class Scheduler:
@@ -36,22 +28,40 @@ class Scheduler:
     """
 
     def __init__(
-        self, parts: EngineParts, n_slots: int, *, on_close: Callable[[], None] = lambda: None
+        self,
+        parts: EngineParts,
+        n_slots: int,
+        *,
+        chunk: int = CHUNK,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`n_slots` sequences are used, at most as many as the target was loaded with."""
+        """`n_slots` sequences are used, at most as many as the target was loaded with. While
+        others answer, a prompt is decoded in pieces of `chunk` tokens.
+        """
         if not 1 <= n_slots <= parts.n_slots:
             raise UsageError(
                 f"{n_slots} slots were asked for, the target was loaded with {parts.n_slots}: "
                 f"load it with parallel={max(1, n_slots)}"
             )
         self.n_slots = n_slots
-        self._parts = parts
+        self._chunk = chunk
         self._requests = Requests(parts)
         self._slots = [make_slot(parts, number) for number in range(n_slots)]
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answering] = {}
+        self._happened: list[tuple[int, Event | Exception]] = []
         self._started = 0
+        self._read_last = 0
+        """The answer whose prompt had the last turn."""
         self._on_close = on_close
         self._closed = False
+        self._shared = None
+        if parts.together is not None:
+            self._shared = SharedStep(
+                parts.together,
+                parts.drafter,
+                can_trim=not parts.is_recurrent and parts.rollback in (None, "trim"),
+                rows_ms=parts.rows_ms,
+            )
 
     def free_slots(self) -> int:
         """How many more answers can be started now."""
@@ -73,8 +83,8 @@ class Scheduler:
         `Engine.generate` raises for a prompt or options that cannot be.
         """
         self._check_open()
-        busy = {id(answer.slot) for answer in self._answers.values()}
-        idle = [slot for slot in self._slots if id(slot) not in busy]
+        busy = {answer.slot.id for answer in self._answers.values()}
+        idle = [slot for slot in self._slots if slot.id not in busy]
         if not idle:
             raise UsageError(
                 f"all {self.n_slots} slots are answering: wait until one is free (free_slots)"
@@ -86,8 +96,7 @@ class Scheduler:
         stepper = self._requests.stepper(run, slot, plain=wanted.plain)
         self._started += 1
         slot.last_used = self._started
-        events = generate(run, stepper, slot.held)
-        self._answers[self._started] = _Answer(self._started, slot, run, events)
+        self._answers[self._started] = Answering(self._started, slot, run, stepper)
         return self._started
 
     def cancel(self, answer: int) -> None:
@@ -106,57 +115,84 @@ class Scheduler:
         answer runs.
         """
         self._check_open()
-        happened: list[tuple[int, Event | Exception]] = []
-        for answer in list(self._answers.values()):
-            try:
-                event = next(answer.events)
-            except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
-                happened.append((answer.id, error))
-                answer.slot.held.forget()
-                self._end(answer)
-                continue
-            happened.append((answer.id, event))
-            answer.answering = True
-            if isinstance(event, Finish):
-                answer.slot.held.end(answer.run.sequence.tokens)
-                self._end(answer)
+        try:
+            for answer in list(self._answers.values()):
+                if answer.is_cancelled:
+                    self._report(answer, answer.cancelled())
+            self._read()
+            self._answer()
+        except BaseException:
+            for answer in self._answers.values():
+                answer.undo()
+            raise  # what happened before the interrupt is told by the next step
+        happened, self._happened = self._happened, []
         return happened
+
+    def _read(self) -> None:
+        """One piece of one prompt, each in its turn."""
+        waiting = sorted(number for number, a in self._answers.items() if not a.answers)
+        if not waiting:
+            return
+        later = [number for number in waiting if number > self._read_last]
+        answer = self._answers[(later or waiting)[0]]
+        self._read_last = answer.number
+        alone = len(waiting) == len(self._answers)
+        try:
+            events = answer.read(answer.slot.target.n_batch if alone else self._chunk)
+        except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
+            self._report(answer, error)
+        else:
+            self._report(answer, events)
+
+    def _answer(self) -> None:
+        """One verify of all whose prompts are in memory."""
+        answers = sorted(
+            (a for a in self._answers.values() if a.answers), key=lambda answer: answer.slot.id
+        )
+        if len(answers) > 1 and self._shared is not None:
+            busy = {answer.slot.id for answer in answers}
+            others = [slot for slot in self._slots if slot.id not in busy]
+            self._shared.run(answers, others, self._report)
+            return
+        for answer in answers:
+            started = perf_counter()
+            answer.slot.policy.share(1)
+            answer.mark()
+            try:
+                events = answer.took(answer.stepper.step(), started)
+            except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
+                self._report(answer, error)
+            else:
+                self._report(answer, events)
+
+    def _report(self, answer: Answering, outcome: list[Event] | Exception) -> None:
+        """Note what an answer gave; its slot is free after the end."""
+        failed = isinstance(outcome, Exception)
+        events = [outcome] if isinstance(outcome, Exception) else outcome
+        self._happened += [(answer.number, event) for event in events]
+        if failed or any(isinstance(event, Finish) for event in events):
+            del self._answers[answer.number]
+            answer.close(certain=not failed)
 
     def slots(self) -> list[SlotFacts]:
         """Every slot as it is now."""
         answers = {answer.slot.id: answer for answer in self._answers.values()}
-        return [self._facts(slot, answers.get(slot.id)) for slot in self._slots]
+        return [
+            answers[slot.id].facts
+            if slot.id in answers
+            else SlotFacts(slot.id, None, "idle", 0, 0, slot.target.n_ctx, slot.held.facts.tokens)
+            for slot in self._slots
+        ]
 
     def close(self) -> None:
         """Give up all answers without further events; the engine is free again."""
         if self._closed:
             return
         self._closed = True
-        for answer in list(self._answers.values()):
-            answer.events = iter(())
-            self._end(answer)
+        for answer in self._answers.values():
+            answer.close(certain=False)
+        self._answers.clear()
         self._on_close()
-
-    def _end(self, answer: _Answer) -> None:
-        answer.run.chooser.close()
-        del self._answers[answer.id]
-
-    @staticmethod
-    def _facts(slot: Slot, answer: _Answer | None) -> SlotFacts:
-        n_ctx = slot.target.n_ctx
-        if answer is None:
-            held = slot.held.facts.tokens
-            return SlotFacts(slot.id, None, "idle", 0, 0, n_ctx, held)
-        sequence = answer.run.sequence
-        return SlotFacts(
-            id=slot.id,
-            answer=answer.id,
-            state="answer" if answer.answering else "prompt",
-            prompt_tokens=sequence.prompt_length,
-            decoded_tokens=sequence.emitted,
-            n_ctx=n_ctx,
-            held_tokens=slot.target.length(),
-        )
 
     def _check_open(self) -> None:
         if self._closed:

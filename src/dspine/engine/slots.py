@@ -8,7 +8,7 @@ from typing import Literal
 
 from dspine.engine.held import HeldContext
 from dspine.engine.parts import EngineParts
-from dspine.engine.proposal import Proposer
+from dspine.engine.proposal import SharingProposer
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, NoProposer
 from dspine.engine.rollback import Rollback, make_rollback
 from dspine.engine.sequence import common_prefix
@@ -42,7 +42,7 @@ class Slot:
     id: int
     target: Target
     policy: WidthPolicy
-    proposer: Proposer
+    proposer: SharingProposer
     rollback: Rollback
     held: HeldContext
     last_used: int = 0
@@ -76,7 +76,7 @@ def choose_slot(idle: Sequence[Slot], prompt: Sequence[int]) -> Slot:
 
 def _make_proposer(
     parts: EngineParts, target: Target, policy: WidthPolicy, number: int
-) -> Proposer:
+) -> SharingProposer:
     wanted = parts.proposer
     network = None
     if parts.drafter is not None and wanted in ("auto", "dspine"):

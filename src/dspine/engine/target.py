@@ -96,12 +96,15 @@ class Target(Protocol):
 
 
 class Rows(NamedTuple):
-    """What one sequence adds to a decode: the arguments of `Target.decode`."""
+    """What one sequence adds to a decode: the arguments of `Target.decode`, and `filler` rows more
+    that mean nothing and have no logits.
+    """
 
     sequence: int
     tokens: Sequence[int]
     position: int
     logits: LogitRows
+    filler: int = 0
 
 
 class Together(Protocol):

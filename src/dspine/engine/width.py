@@ -130,6 +130,15 @@ class Outcome(NamedTuple):
     verify_ms: float = 0.0
 
 
+class Outlook(NamedTuple):
+    """A step with 0, 1, 2, ... drafts: the tokens it is expected to give, and what the time of
+    its rows is worth in tokens.
+    """
+
+    tokens: list[float]
+    prices: list[float]
+
+
 class WidthPolicy(Protocol):
     """Decides who proposes and how far. One instance lives as long as the engine.
 
@@ -154,6 +163,15 @@ class WidthPolicy(Protocol):
     def observe(self, outcome: Outcome) -> None:
         """How the step ended."""
 
+    def share(self, sequences: int) -> None:
+        """So many sequences answer at once from now on, with the same rows each in a decode."""
+
+    def outlook(self) -> Outlook | None:
+        """After `choose`, what more or fewer drafts would give; None where it wants its number."""
+
+    def widened(self, drafts: int) -> Proposal:
+        """After `choose`, what to verify instead with that many drafts at most."""
+
 
 PACE = 1.0 / 16.0
 """Share of a step in what a token costs lately."""
@@ -177,7 +195,7 @@ class FixedWidth:
         """A request may want other numbers up to `limits`, without them no more than `drafts`."""
         self._usual = self._drafts = dict(drafts)
         self._limits = dict(limits or drafts)
-        self._found = self._forced = NOTHING
+        self._found = self._forced = self._chosen = NOTHING
         self._costs = costs
         self._rule = StoringRule()
         self._is_due = False
@@ -211,11 +229,21 @@ class FixedWidth:
         return self.most(DRAFTER)
 
     def choose(self, drafted: Proposal) -> Proposal:
-        if self._is_due:
-            return NOTHING
-        chosen = drafted if drafted.tokens else self._found
-        chosen = chosen.first(self.most(DRAFTER if drafted.tokens else "ngram"))
-        return _likelier(chosen, self._forced)
+        self._chosen = NOTHING
+        if not self._is_due:
+            chosen = drafted if drafted.tokens else self._found
+            chosen = chosen.first(self.most(DRAFTER if drafted.tokens else "ngram"))
+            self._chosen = _likelier(chosen, self._forced)
+        return self._chosen
+
+    def share(self, sequences: int) -> None:
+        """The numbers are the same."""
+
+    def outlook(self) -> Outlook | None:
+        return None
+
+    def widened(self, drafts: int) -> Proposal:
+        return self._chosen.first(drafts)
 
     def observe(self, outcome: Outcome) -> None:
         """It learns no chances, only what a token costs where rows may wait."""

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -18,7 +18,7 @@ from dspine.drafters.backbone.block import BlockGraph, DraftTrace
 from dspine.drafters.backbone.context import CHUNKS, ContextCache, ContextGraph
 from dspine.drafters.backbone.target import host_tensor, target_tensors
 from dspine.drafters.backbone.weights import WeightBuilder
-from dspine.drafters.base import ContextState, Draft, Draw, Features
+from dspine.drafters.base import ContextState, Draft, DraftAsk, Draw, Features
 from dspine.errors import ClosedError, UsageError
 from dspine.files.drafter_file import OWN_TABLES, DrafterFile, read_drafter
 from dspine.files.schema import DrafterConfig
@@ -208,6 +208,10 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         They are the best ones, or picked as `draw` says.
         """
         return self._block_graph(seq, anchor, width).draft(anchor, draw)
+
+    def draft_many(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        """The same drafts for several sequences."""
+        return [self.draft(*ask) for ask in asks]
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on."""
