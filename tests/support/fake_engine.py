@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dspine.engine.engine import Engine, EngineParts
-from dspine.engine.width import FixedWidth
+from dspine.engine.width import FixedWidth, WidthPolicy
 from dspine.text.chat_template import ChatTemplate
 from tests.support.fake_drafter import FakeDrafter
-from tests.support.fake_target import FakeTarget
+from tests.support.fake_target import FakeTarget, FakeTargets
 
 BOS, EOS = 256, 257
 VOCAB = 258
@@ -58,4 +59,27 @@ def make_engine(
             max_positions=1000,
             **parts,
         )
+    )
+
+
+def make_parallel(
+    targets: Sequence[FakeTarget],
+    drafter: FakeDrafter | None = None,
+    *,
+    make_policy: Callable[[], WidthPolicy] | None = None,
+    **parts: Any,
+) -> EngineParts:
+    """Parts of an engine with as many sequences as there are targets."""
+    make_policy = make_policy or (lambda: FixedWidth({"dspine": 3, "ngram": 3}))
+    return EngineParts(
+        model_path=Path("target.gguf"),
+        target=targets[0],
+        tokenizer=parts.pop("tokenizer", ByteTokenizer()),
+        policy=make_policy(),
+        proposer=parts.pop("proposer", "dspine" if drafter else "ngram"),
+        drafter=drafter,
+        max_positions=1000,
+        together=FakeTargets(targets, n_batch=64 * len(targets)),
+        make_policy=make_policy,
+        **parts,
     )

@@ -14,7 +14,6 @@ from dspine.engine.loop import Planned
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.slots import Slot
 from dspine.engine.target import Rows, Together
-from dspine.errors import DspineError
 
 Report = Callable[[Answering, list[Event] | Exception], None]
 """Hears what a step of an answer gave, or why it failed."""
@@ -154,7 +153,7 @@ class SharedStep:
         try:
             self._together.decode(sorted([*rows, *dummies], key=lambda part: part.sequence))
             self._together.wait()
-        except DspineError:
+        except Exception:  # noqa: BLE001 - each alone says whose fault it is
             self._alone(turns, started, report)
             return
         finally:
