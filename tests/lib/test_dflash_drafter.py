@@ -21,6 +21,9 @@ def _library() -> None:
     find_library()
 
 
+SCALED = {"embedding_scale": 4.0, "logit_scale": 0.5, "logit_softcap": 5.0}
+
+
 @KINDS
 @pytest.mark.parametrize(
     "changes",
@@ -31,8 +34,9 @@ def _library() -> None:
         {"windows": (3, None), "taps": (2,)},
         {"num_layers": 1, "windows": (None,), "causal": (False,), "head_dim": 32},
         {"draft_vocab_size": 23},
+        SCALED,
     ],
-    ids=["mixed", "causal", "narrow", "one-tap", "one-layer", "reduced"],
+    ids=["mixed", "causal", "narrow", "one-tap", "one-layer", "reduced", "scaled"],
 )
 def test_a_block_is_what_numpy_says(kind: str, changes: dict[str, Any]) -> None:
     pair = TinyDFlash(tiny_config(kind, **changes), seed=3, tied=len(changes) != 1)
@@ -50,8 +54,9 @@ def test_a_block_is_what_numpy_says(kind: str, changes: dict[str, Any]) -> None:
 
 
 @KINDS
-def test_scores_are_the_chances_among_the_candidates(kind: str) -> None:
-    pair = TinyDFlash(tiny_config(kind), seed=5)
+@pytest.mark.parametrize("changes", [{}, SCALED], ids=["plain", "scaled"])
+def test_scores_are_the_chances_among_the_candidates(kind: str, changes: dict[str, Any]) -> None:
+    pair = TinyDFlash(tiny_config(kind, **changes), seed=5)
     features = pair.features(9)
     expected = pair.oracle().draft(features, ANCHOR, 6)
     rows = expected.scores or [np.sort(row)[-CANDIDATES:] for row in expected.logits]

@@ -108,7 +108,9 @@ def exact_head(
     table = table[ids]
 
     def choose(hidden: npt.NDArray[np.float32], anchor: int) -> list[int]:
-        logits = hidden @ table.T
+        logits = hidden @ table.T * config.logit_scale
+        if (cap := config.logit_softcap) is not None:
+            logits = cap * np.tanh(logits / cap)
         if not isinstance(config, DFlash2Config):
             return [int(ids[i]) for i in logits.argmax(1)]
         before, after, gate = (
@@ -149,8 +151,9 @@ def test_100_blocks_on_the_default_target(kind: str, default_target: Path, tmp_p
         ({"windows": (20, None), "taps": (2,), "num_kv_heads": 6}, "f16", True),
         ({"windows": (4, 4), "taps": (0, 1, 2), "head_dim": 32}, "q8_0", False),
         ({"draft_vocab_size": 96}, "f32", False),
+        ({"embedding_scale": 0.5, "logit_scale": 0.5, "logit_softcap": 30.0}, "f32", False),
     ],
-    ids=["plain", "causal-windows", "one-tap", "narrow-q8", "reduced"],
+    ids=["plain", "causal-windows", "one-tap", "narrow-q8", "reduced", "scaled"],
 )
 def test_small_drafters_of_every_form(
     kind: str, changes: dict[str, Any], dtype: str, tied: bool, tmp_path: Path

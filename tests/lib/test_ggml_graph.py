@@ -71,6 +71,7 @@ def test_matmul_multiplies_rows_with_rows_and_repeats_the_weight(backend: Backen
         (lambda g, a, b: g.sqrt(g.sqr(a)), lambda a, b: np.abs(a)),
         (lambda g, a, b: g.silu(a), lambda a, b: a / (1 + np.exp(-a))),
         (lambda g, a, b: g.sigmoid(a), lambda a, b: 1 / (1 + np.exp(-a))),
+        (lambda g, a, b: g.tanh(a), lambda a, b: np.tanh(a)),
         (lambda g, a, b: g.mean(a), lambda a, b: a.mean(1, keepdims=True)),
         (
             lambda g, a, b: g.swiglu(a),

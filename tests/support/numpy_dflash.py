@@ -49,13 +49,15 @@ class NumpyDFlash:
     def draft(self, features: npt.NDArray[np.float32], anchor: int, width: int) -> DFlashDraft:
         c, p = self.c, len(features)
         context = self.norm(features.astype(np.float64) @ self.t["fc.weight"].T, "enc.output_norm")
-        h = self.embedding[[anchor] + [c.mask_token_id] * (width - 1)]
+        h = c.embedding_scale * self.embedding[[anchor] + [c.mask_token_id] * (width - 1)]
         for i in range(c.num_layers):
             h = h + self.around(i, "attn", h, lambda x, i=i: self.attend(i, x, context, p))
             h = h + self.around(i, "ffn", h, lambda x, i=i: self.feed(i, x))
         hidden = self.norm(h, "output_norm")[1:]
         logits = np.full((width - 1, len(self.embedding)), -np.inf)
-        logits[:, self.vocab] = hidden @ self.head.T
+        raw = c.logit_scale * (hidden @ self.head.T)
+        cap = c.logit_softcap
+        logits[:, self.vocab] = raw if cap is None else cap * np.tanh(raw / cap)
         if not isinstance(c, DFlash2Config):
             return DFlashDraft(hidden, logits, [int(i) for i in logits.argmax(1)], [], [])
         tokens, rows, lists = [], [], []

@@ -239,3 +239,9 @@ def test_dflash2_adds_the_selector_after_the_true_predecessor() -> None:
     assert selected > 0
     assert found.refine_ce == pytest.approx(selected / scale, rel=1e-4)
     assert float(found.total.detach()) == pytest.approx((total + 0.5 * selected) / scale, rel=1e-4)
+
+
+def test_a_drafter_with_scales_is_not_trained() -> None:
+    scaled = dataclasses.replace(config(DFlashConfig), logit_softcap=30.0)
+    with pytest.raises(TrainingError, match=r"logit_softcap 30\.0, which training does not"):
+        build(scaled)

@@ -113,6 +113,21 @@ def test_the_rotary_base_may_stand_anywhere(place: dict[str, Any], theta: float)
     assert from_json("c", {**QWEN3_8B, **place}).rope_theta == theta
 
 
+def test_scales_may_stand_at_the_top_or_below() -> None:
+    stated = {**QWEN3_8B, "input_embedding_scale": 8}
+    stated["dflash_config"] = {
+        **QWEN3_8B["dflash_config"],
+        "output_multiplier": 0.5,
+        "final_logit_softcapping": 30.0,
+    }
+    config = from_json("c", stated)
+    assert (config.embedding_scale, config.logit_scale, config.logit_softcap) == (8.0, 0.5, 30.0)
+    again = to_json(config, 36, "bfloat16")
+    assert again["dflash_config"]["input_embedding_scale"] == 8.0
+    assert from_json("c", again) == config
+    assert "output_multiplier" not in to_json(from_json("c", QWEN3_8B), 36, "bfloat16")
+
+
 def test_keys_of_relatives_may_say_nothing() -> None:
     quiet = {
         **QWEN3_8B,
@@ -130,9 +145,32 @@ def test_keys_of_relatives_may_say_nothing() -> None:
         (lambda v: v.update(partial_rotary_factor=0.25), "partial_rotary_factor"),
         (lambda v: v.update(quantization_config={}), "quantization_config"),
         (lambda v: v["dflash_config"].update(markov_rank=256), "markov_rank"),
-        (lambda v: v["dflash_config"].update(final_logit_softcapping=30.0), "softcapping is 30"),
-        (lambda v: v["dflash_config"].update(projector_type="domino"), "projector_type is 'dom"),
-        (lambda v: v["dflash_config"].update(use_swa=True), "use_swa is True"),
+        (lambda v: v["dflash_config"].update(final_logit_softcapping="x"), "capping is 'x'"),
+        (
+            lambda v: v["dflash_config"].update(projector_type="domino"),
+            "projector_type is 'domino', which dspine does not run: SGLang can",
+        ),
+        (
+            lambda v: v["dflash_config"].update(use_swa=True),
+            "use_swa is True, which dspine does not run: llama.cpp can",
+        ),
+        (
+            lambda v: v["dflash_config"].update(attention_sink_bias=True),
+            "attention_sink_bias is True, which dspine does not run: llama.cpp can",
+        ),
+        (lambda v: v.update(hidden_act="gelu"), "hidden_act is 'gelu'.*llama.cpp runs some"),
+        (
+            lambda v: v.update(architectures=["Qwen3DSparkModel"]),
+            "a DSpark drafter .*which dspine does not run: llama.cpp, vLLM and SGLang can",
+        ),
+        (lambda v: v.update(architectures=["DominoDraftModel"]), "Domino.*SGLang can"),
+        (
+            lambda v: (
+                v.update(output_multiplier=0.5),
+                v["dflash_config"].update(output_multiplier=2),
+            ),
+            "output_multiplier is stated twice",
+        ),
         (lambda v: v.update(draft_vocab_size=32000), "draft_vocab_size is 32000"),
         (lambda v: v.update(is_neox_style=False), "is_neox_style is False"),
         (lambda v: v.update(is_causal="no"), "is_causal is 'no'"),

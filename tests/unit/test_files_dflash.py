@@ -21,6 +21,7 @@ from dspine.ggml.types import type_by_name
 from tests.support.drafter_files import (
     PAIR,
     RECORD,
+    SMALL,
     SMALL_DFLASH,
     SMALL_DFLASH2,
     gguf_bytes,
@@ -146,6 +147,35 @@ def test_causality_is_kept_for_each_layer(tmp_path: Path) -> None:
     assert read_drafter(both).config.causal == (True, True)
 
 
+SCALED: dict[str, Any] = {"embedding_scale": 8.0, "logit_scale": 0.25, "logit_softcap": 30.0}
+
+
+@BOTH
+def test_scales_of_embedding_and_logits(tmp_path: Path, config: DrafterConfig) -> None:
+    scaled = replace(config, **SCALED)
+    path = written(tmp_path / "d.gguf", scaled)
+    keys = read_header(path).metadata
+    assert keys["dflash.embedding_scale"] == 8.0
+    assert keys["dflash.logit_scale"] == 0.25
+    assert keys["dflash.final_logit_softcapping"] == 30.0
+    assert read_drafter(path).config == scaled
+    plain = read_header(written(tmp_path / "p.gguf", config)).metadata
+    assert not [key for key in plain if "scale" in key or "softcap" in key]
+
+    def zero(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        for key in ("embedding_scale", "logit_scale", "final_logit_softcapping"):
+            metadata[f"dflash.{key}"] = np.float32(0)
+
+    # llama.cpp takes 0 as if the key were missing.
+    assert read_drafter(rewritten(path, zero)).config == config
+
+
+@pytest.mark.parametrize("name", list(SCALED))
+def test_dspine_has_no_scales(name: str) -> None:
+    with pytest.raises(FileError, match=rf"{name} is .*: DSpine scales neither"):
+        replace(SMALL, **{name: SCALED[name]})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -188,12 +218,16 @@ def test_causality_is_kept_for_each_layer(tmp_path: Path) -> None:
             lambda k, t: k.update({"dflash.hyper_connection.count": np.uint32(4)}),
             "DeepSeek-V4 form of DSpark",
         ),
-        (lambda k, t: k.update({"dflash.logit_scale": np.float32(0.5)}), "scale of the logits"),
         (
-            lambda k, t: k.update({"dflash.final_logit_softcapping": np.float32(30)}),
-            "soft cap of the logits",
+            lambda k, t: k.update({"dflash.attention.value_scale": np.float32(0.5)}),
+            "a scale of the attention's values, which dspine does not run: llama.cpp can",
         ),
-        (lambda k, t: k.update({"dflash.hidden_activation": "gelu"}), "activation gelu"),
+        (lambda k, t: k.update({"dflash.logit_scale": np.float32(-1)}), "logit_scale -1.0 must"),
+        (lambda k, t: k.update({"dflash.embedding_scale": np.uint32(2)}), "a number with a"),
+        (
+            lambda k, t: k.update({"dflash.hidden_activation": "gelu"}),
+            "activation gelu, which dspine does not run: llama.cpp can",
+        ),
         (lambda k, t: k.update({"dflash.sample_from_anchor": True}), "block layout of DSpark"),
     ],
 )

@@ -169,8 +169,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         _check_ready(folder, tensors.pop(READY, None))
     if (folder / MASK_FILE).exists():
         raise FileError(
-            f"{folder} has its own embedding of the mask token ({MASK_FILE}), which this dspine "
-            f"does not support: running without it would be wrong"
+            f"{folder} has its own embedding of the mask token ({MASK_FILE}), for which this "
+            f"layout has no place: convert it with llama.cpp's convert_hf_to_gguf.py, dspine runs "
+            f"that GGUF"
         )
     specs = tensor_specs(config)
     check_names(str(folder), [s.torch_name for s in specs], list(tensors))

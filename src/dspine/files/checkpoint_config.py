@@ -53,9 +53,6 @@ _NEUTRAL: Mapping[str, object] = {
     "swa_window_size": None,
     "attention_sink_bias": False,
     "attention_value_scale": 1.0,
-    "input_embedding_scale": 1.0,
-    "output_multiplier": 1.0,
-    "final_logit_softcapping": None,
     "projector_type": None,
     "draft_vocab_size": None,
     "is_neox_style": True,
@@ -67,6 +64,23 @@ _NEUTRAL: Mapping[str, object] = {
     "has_own_lm_head": False,
 }
 """Keys of relatives of DFlash that may stand anywhere as long as they ask for nothing."""
+_RUN_BY: Mapping[str, str] = {"projector_type": "SGLang"}
+"""Who runs what such a key asks for, where it is not llama.cpp."""
+_SCALES: Mapping[str, str] = {
+    "embedding_scale": "input_embedding_scale",
+    "logit_scale": "output_multiplier",
+    "logit_softcap": "final_logit_softcapping",
+}
+"""Field of DrafterConfig -> key, at the top or in `dflash_config`."""
+_RELATIVES: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("DSparkDraftModel", "Qwen3DSparkModel", "DSparkSpeculator", "Gemma4DSparkModel"),
+        ("a DSpark drafter", "llama.cpp, vLLM and SGLang"),
+    ),
+    "DominoDraftModel": ("a Domino drafter", "SGLang"),
+    "LlamaForCausalLMEagle3": ("an EAGLE-3 drafter", "llama.cpp, vLLM and SGLang"),
+}
+"""Drafters of other kinds by their name in `architectures`: what they are, who runs them."""
 _OUTER_KEYS = frozenset(
     {
         *("architectures", "model_type", "num_target_layers", "block_size", "is_causal"),
@@ -146,6 +160,11 @@ def to_json(config: DrafterConfig, num_target_layers: int, dtype: str) -> dict[s
     elif isinstance(config, DFlash2Config):
         own = {key: getattr(config, field) for field, key in _DFLASH2_KEYS.items()}
         values["dflash_config"] |= own
+    values["dflash_config"] |= {
+        key: value
+        for field, key in _SCALES.items()
+        if (value := getattr(config, field)) not in (1.0, None)
+    }
     if config.target_hidden_size != config.hidden_size:
         values["target_hidden_size"] = config.target_hidden_size
     return values
@@ -170,12 +189,13 @@ def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> Draft
     dflash = _table(values, "dflash_config")
     _refuse_requests("", values)
     _refuse_requests("dflash_config.", dflash)
-    outer = _OUTER_KEYS | set(_COUNTS.values()) | set(_NEUTRAL)
+    outer = _OUTER_KEYS | set(_COUNTS.values()) | set(_NEUTRAL) | set(_SCALES.values())
     if kind is DSpineConfig:
         outer |= {"dspine_config"}
     _refuse_unknown("it", values, outer)
     own = set(_DFLASH2_KEYS.values()) if kind is DFlash2Config else set()
-    _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS | own | set(_NEUTRAL))
+    own |= set(_SCALES.values()) | set(_NEUTRAL)
+    _refuse_unknown("dflash_config", dflash, _DFLASH_KEYS | own)
     if dflash.get("attention_mode", "gqa") != "gqa":
         raise FileError(
             f"dflash_config.attention_mode is {dflash['attention_mode']!r}, expected 'gqa'"
@@ -193,6 +213,7 @@ def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> Draft
         "rope_theta": _rope_theta(values),
         "rms_norm_eps": _number("rms_norm_eps", _required(values, "rms_norm_eps")),
         "draft_vocab_size": draft_vocab_size,
+        **_scales(values, dflash),
     }
     if kind is DSpineConfig:
         sizes = _table(values, "dspine_config", required=False)
@@ -203,6 +224,15 @@ def _from_json(values: Mapping[str, Any], draft_vocab_size: int | None) -> Draft
             **backbone, **{field: _required(dflash, key) for field, key in _DFLASH2_KEYS.items()}
         )
     return kind(**backbone)
+
+
+def _scales(values: Mapping[str, Any], dflash: Mapping[str, Any]) -> dict[str, float]:
+    """Scales of embedding and logits, where they are stated."""
+    found = {}
+    for field, key in _SCALES.items():
+        if any(table.get(key) not in (None, 0) for table in (values, dflash)):
+            found[field] = _number(key, _either(key, values, dflash))
+    return found
 
 
 def _causal(
@@ -235,8 +265,8 @@ def _refuse_requests(where: str, table: Mapping[str, Any]) -> None:
         value = table.get(key)
         if value is not None and value != neutral:
             raise FileError(
-                f"{where}{key} is {value!r}, which this dspine does not support: running without "
-                f"it would be wrong"
+                f"{where}{key} is {value!r}, which dspine does not run: "
+                f"{_RUN_BY.get(key, 'llama.cpp')} can"
             )
 
 
@@ -256,6 +286,9 @@ def architecture_name(config: DrafterConfig) -> str:
 def _kind(values: Mapping[str, Any]) -> type[DrafterConfig]:
     names = values.get("architectures")
     known = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if isinstance(known, str) and known in _RELATIVES:
+        what, who = _RELATIVES[known]
+        raise FileError(f"this is {what} ({known}), which dspine does not run: {who} can")
     if not isinstance(known, str) or known not in ARCHITECTURES:
         raise FileError(
             f"architectures is {names!r}, expected one of {', '.join(ARCHITECTURES)}: this is no "
@@ -263,7 +296,10 @@ def _kind(values: Mapping[str, Any]) -> type[DrafterConfig]:
         )
     for key, expected in (("attention_bias", False), ("hidden_act", "silu")):
         if values.get(key, expected) != expected:
-            raise FileError(f"{key} is {values[key]!r}, expected {expected!r}")
+            raise FileError(
+                f"{key} is {values[key]!r}, expected {expected!r}, which is what dspine runs; "
+                f"llama.cpp runs some others"
+            )
     return ARCHITECTURES[known]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,12 @@ _DFLASH2_COUNTS: Mapping[str, str] = {
     "selector_rank": "selector_rank",
     "top_k": "selector_top_k",
 }
+_SCALES: Mapping[str, str] = {
+    "embedding_scale": "embedding_scale",
+    "logit_scale": "logit_scale",
+    "logit_softcap": "final_logit_softcapping",
+}
+"""Numbers that may be missing: field of DrafterConfig -> key. 0 is as if it were missing."""
 _REQUIRED_FOR: Mapping[str, str] = {
     "block_size": "how many tokens a block has",
     "target_layers": "which of the target's layers are read",
@@ -61,9 +68,6 @@ _REQUIRED_FOR: Mapping[str, str] = {
 }
 _OTHER_KEYS: Mapping[str, tuple[str, str]] = {
     "hyper_connection.count": ("the DeepSeek-V4 form of DSpark", "llama.cpp"),
-    "logit_scale": ("a scale of the logits", "llama.cpp"),
-    "final_logit_softcapping": ("a soft cap of the logits", "llama.cpp"),
-    "embedding_scale": ("a scale of the embedding", "llama.cpp"),
     "attention.value_scale": ("a scale of the attention's values", "llama.cpp"),
     "attention.scale": ("an attention scale of its own", "llama.cpp"),
 }
@@ -108,6 +112,11 @@ def to_metadata(
         "target_layers": np.array([uint32("taps", t + 1) for t in config.taps]),
         # One flag for all layers; ours below says it for each.
         "attention.causal": all(config.causal),
+    }
+    values |= {
+        key: float32(field, value)
+        for field, key in _SCALES.items()
+        if (value := getattr(config, field)) not in (1.0, None)
     }
     windows = {w for w in config.windows if w is not None}
     if len(windows) > 1:
@@ -166,6 +175,8 @@ def from_metadata(
         raise keys.wrong("target_layers", "numbers from 1 (layer id + 1)", list(taps))
     eps = keys.number("attention.layer_norm_rms_epsilon")
     theta = keys.number("rope.freq_base") if "rope.freq_base" in keys else 10000.0
+    stated = {f: keys.number(k) for f, k in _SCALES.items() if k in keys}
+    scales: dict[str, Any] = {field: value for field, value in stated.items() if value}
     _check_positions(keys, counts["head_dim"])
     windows = _windows(keys, counts["num_layers"])
     is_second = "selector_hidden.weight" in header.tensors
@@ -181,6 +192,7 @@ def from_metadata(
         config = (DFlash2Config if is_second else DFlashConfig)(
             **counts,
             **extra,
+            **scales,
             vocab_size=vocab_size,
             target_hidden_size=counts["hidden_size"],
             mask_token_id=Keys(path, header.metadata, _TOKENIZER).count("mask_token_id"),
@@ -232,7 +244,7 @@ def _is_usual(header: GgufHeader, key: str, value: object) -> bool:
     if key == "attention.scale":
         head_dim = header.metadata.get(_PREFIX + "attention.key_length")
         return isinstance(head_dim, int) and head_dim > 0 and abs(value - head_dim**-0.5) < 1e-6
-    return value == 1.0 and key != "final_logit_softcapping"
+    return value == 1.0
 
 
 def _vocab_size(path: Path, header: GgufHeader, keys: Keys) -> int:
@@ -264,10 +276,10 @@ def _check_positions(keys: Keys, head_dim: int) -> None:
             )
     if "rope.scaling.type" in keys and (kind := keys.text("rope.scaling.type")) != "none":
         raise keys.wrong("rope.scaling.type", "none: dspine does not scale positions", kind)
-    for key in ("logit_scale", "embedding_scale", "attention.value_scale", "attention.scale"):
+    for key in ("attention.value_scale", "attention.scale"):
         if key in keys:
             keys.number(key)  # refuse_others has seen that it changes nothing
-    for key in ("final_logit_softcapping", "hyper_connection.count", "hidden_activation"):
+    for key in ("hyper_connection.count", "hidden_activation"):
         keys.ignore(key)
     for key in ("sample_from_anchor", "has_confidence_head"):
         keys.ignore(key)

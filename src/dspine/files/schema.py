@@ -17,6 +17,8 @@ from dspine.ggml.types import row_bytes
 ARCHITECTURE = "dspine"
 DFLASH_ARCHITECTURE = "dflash"
 """llama.cpp's name for DFlash and DFlash2 alike."""
+SCALES = ("embedding_scale", "logit_scale", "logit_softcap")
+"""Fields of a configuration that some drafters of targets with such scales have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class DrafterConfig:
     `windows` has one entry per layer: the sliding window in tokens (the current one counted),
     or None for full attention. `causal` has one entry per layer (attention inside the block).
     `draft_vocab_size` is None for the target's full vocabulary, else the size of the reduced head.
+    `embedding_scale` multiplies the block's embeddings; a logit x becomes `logit_scale` x, and
+    with a `logit_softcap` c then c tanh(x / c). DSpine has none of the three.
     """
 
     kind: ClassVar[str] = ""
@@ -49,6 +53,9 @@ class DrafterConfig:
     rms_norm_eps: float = 1e-6
     max_positions: int = 8192
     draft_vocab_size: int | None = None
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -83,9 +90,9 @@ class DrafterConfig:
             raise FileError(
                 f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}"
             )
-        for name in ("rope_theta", "rms_norm_eps"):
+        for name in ("rope_theta", "rms_norm_eps", *SCALES):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise FileError(f"{name} {value} must be a positive number")
 
     @property
@@ -130,6 +137,9 @@ class DSpineConfig(DrafterConfig):
                 f"vocab_size - 1"
             )
         self._require_candidates("top_k", self.top_k)
+        for name in SCALES:
+            if (value := getattr(self, name)) not in (1.0, None):
+                raise FileError(f"{name} is {value}: DSpine scales neither embeddings nor logits")
         if not all(self.causal):
             raise FileError(
                 "causal is false for a layer: DSpine needs causal attention inside the block"

@@ -85,6 +85,7 @@ _DECLARED: dict[str, tuple[Any, list[Any]]] = {
     "ggml_mean": _UNARY,
     "ggml_silu": _UNARY,
     "ggml_sigmoid": _UNARY,
+    "ggml_tanh": _UNARY,
     "ggml_cont": _UNARY,
     "ggml_transpose": _UNARY,
     "ggml_swiglu": _UNARY,

@@ -86,6 +86,10 @@ class Operations(ABC):
         """1 / (1 + exp(-a))."""
         return self._unary("ggml_sigmoid", a)
 
+    def tanh(self, a: Tensor) -> Tensor:
+        """Hyperbolic tangent of every element."""
+        return self._unary("ggml_tanh", a)
+
     def mean(self, a: Tensor) -> Tensor:
         """Mean of each row: (n, ...) gives (1, ...)."""
         return self._unary("ggml_mean", a)

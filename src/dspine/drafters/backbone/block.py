@@ -152,6 +152,8 @@ class BlockGraph(ABC):
         tokens = g.view(self._input, (width,))
         positions = g.view(self._input, (width,), offset=width * 4)
         h = g.get_rows(weights.embedding, tokens)
+        if c.embedding_scale != 1.0:
+            h = h * c.embedding_scale
         for i in range(c.num_layers):
             # Nothing reads slot 0 after the last layer's keys and values.
             skip = 1 if self.skips_anchor and i + 1 == c.num_layers else 0
@@ -231,6 +233,13 @@ class BlockGraph(ABC):
         )
 
     def _logits_of(self, g: Graph, rows: Tensor, hidden: Tensor, k: int) -> Tensor:
-        """(K, 1, n): each slot's exact logits of its candidates, whose head rows are (H, K n)."""
-        size, n = self._config.hidden_size, self.width - 1
-        return g.reshape(rows, size, k, n) @ g.reshape(hidden, size, 1, n)
+        """(K, 1, n): each slot's exact logits of its candidates, whose head rows are (H, K n),
+        scaled and capped as the file says; neither changes their order.
+        """
+        c, n = self._config, self.width - 1
+        size, cap = c.hidden_size, c.logit_softcap
+        logits = g.reshape(rows, size, k, n) @ g.reshape(hidden, size, 1, n)
+        factor = c.logit_scale / (cap or 1.0)
+        if factor != 1.0:
+            logits = logits * factor
+        return logits if cap is None else g.tanh(logits) * cap
