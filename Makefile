@@ -38,15 +38,17 @@ format: require-python    ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: require-python      ## write the generated tables anew: docs/flags.md, README.md
+docs: require-python      ## write the generated tables of docs and README.md anew
 	@$(PYTHON) tools/setup_env.py test --venv $(VENV)
 	$(BIN)/python -m tools.flag_table --write
 	$(BIN)/python -m tools.readme_table --write
+	$(BIN)/python -m tools.result_tables --write
 
-bench: require-python     ## measure the default pair and write its table into README.md
+bench: require-python     ## measure the default pair, and write what is measured into the docs
 	@$(PYTHON) tools/setup_env.py demo --venv $(VENV)
 	@$(BIN)/python benchmarks/demo_pair.py $(ARGS)
 	@$(BIN)/python -m tools.readme_table --write
+	@$(BIN)/python -m tools.result_tables --write
 
 engine: require-python    ## compile llama.cpp again, natively; CMAKE_ARGS adds options
 	@$(PYTHON) tools/setup_env.py engine --venv $(VENV)

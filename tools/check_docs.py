@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools import flag_table, readme_table
+from tools import flag_table, readme_table, result_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
@@ -65,6 +65,7 @@ def problems(root: Path = ROOT) -> list[str]:
     found = [problem for page in pages(root) for problem in broken_links(page, root)]
     found.extend(long_files(root))
     generated = [flag_table.difference(root / "docs" / "flags.md")]
+    generated.extend(result_tables.differences(root))
     if (root / "README.md").exists():
         result = root / readme_table.RESULT.relative_to(ROOT)
         generated.append(readme_table.difference(root / "README.md", result))

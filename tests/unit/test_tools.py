@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dspine.settings import SETTINGS
-from tools import check_docs, flag_table, readme_table, setup_env
+from tools import check_docs, flag_table, readme_table, result_tables, setup_env
 
 PLACE = f"\n{readme_table.BEGIN}\n{readme_table.END}\n"
 """Where the README's table goes, before there is a result."""
@@ -45,6 +46,50 @@ def test_a_broken_link_is_told_with_its_page(repository: Path, link: str, told: 
     assert len(found) == 1
     assert found[0].startswith("README.md: link")
     assert told in found[0]
+
+
+MEMORY = {
+    "cases": {
+        "small": {"peak_mib": 345.2, "measured_mib": 351.4, "error": -0.0176},
+        "large": {"peak_mib": 1650.0, "measured_mib": 1642.0, "error": 0.0049},
+    }
+}
+
+
+def test_a_measured_table_is_that_of_its_result(repository: Path) -> None:
+    results = repository / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (results / "plan_memory.json").write_text(json.dumps(MEMORY))
+    page = repository / "docs" / "planner.md"
+    page.write_text("before\n<!-- table: plan-memory -->\nold\n<!-- /table -->\nafter\n")
+    (repository / "README.md").write_text(PLACE)
+    assert check_docs.problems(repository) == [
+        "planner.md: a table differs from its result: run `make docs`"
+    ]
+    page.write_text(result_tables.rewritten(page.read_text(), results))
+    assert page.read_text() == (
+        "before\n<!-- table: plan-memory -->\n"
+        "| MiB | predicted | measured | error |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| small | 345 | 351 | -1.8 % |\n"
+        "| large | 1650 | 1642 | +0.5 % |\n"
+        "<!-- /table -->\nafter\n"
+    )
+    assert check_docs.problems(repository) == []
+    page.write_text("<!-- table: none-such -->\n<!-- /table -->\n")
+    with pytest.raises(KeyError, match="none-such"):
+        check_docs.problems(repository)
+
+
+def test_every_table_has_its_place_and_its_result() -> None:
+    root = result_tables.ROOT
+    text = "".join(page.read_text() for page in (root / "docs").glob("*.md"))
+    placed = [match[1] for match in result_tables.PLACE.findall(text)]
+    assert sorted(placed) == sorted(result_tables.TABLES)
+    for table in result_tables.TABLES.values():
+        result = json.loads((root / "benchmarks/results" / f"{table.result}.json").read_text())
+        rows = table.rows(result)
+        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}
 
 
 def test_a_long_file_is_told(repository: Path) -> None:
