@@ -247,14 +247,28 @@ def test_a_saved_sequence_comes_back_in_another_context(
             context.state.load(0, b"")
 
 
-def test_taps_by_callback_serve_one_sequence_at_a_time(dense: Model) -> None:
-    with Context(
-        dense, n_ctx=64, n_threads=1, n_sequences=2, taps=(1,), taps_by_callback=True
-    ) as context:
-        run(context, PROMPT, 0, 1)
-        assert context.features(0, 8).shape == (8, 64)
-        batch = Batch(4)
-        batch.add_tokens([5, 6], 8, 1)
-        batch.add_tokens([5, 6], 0, 0)
-        with pytest.raises(UsageError, match=r"rows of 2 sequences: taps .* one sequence"):
-            context.decode(batch)
+def test_taps_through_the_callback_need_equal_parts(dense: Model) -> None:
+    def batch(*parts: tuple[int, list[int], int]) -> Batch:
+        made = Batch(16)
+        for sequence, tokens, position in parts:
+            made.add_tokens(tokens, position, sequence)
+        return made
+
+    features = []
+    for by_callback in (True, False):
+        with Context(
+            dense, n_ctx=64, n_threads=1, n_sequences=4, taps=(0, 2), taps_by_callback=by_callback
+        ) as context:
+            context.decode(batch((0, [5, 6], 0), (1, [7, 8], 0), (3, [9, 10], 0)))
+            features.append(context.features(0, 6))
+            context.decode(batch((3, [9, 10], 2), (2, [5, 6], 0)))
+            features.append(context.features(0, 4))
+            mixed = batch((0, [5], 2), (1, [7], 2), (0, [6], 3), (1, [8], 3))
+            uneven = batch((0, [5], 2), (1, [7, 8], 2))
+            if by_callback:
+                for wrong in (mixed, uneven):
+                    with pytest.raises(UsageError, match="only where each has as many"):
+                        context.decode(wrong)
+            else:
+                context.decode(mixed)
+    assert [one.tobytes() for one in features[:2]] == [one.tobytes() for one in features[2:]]

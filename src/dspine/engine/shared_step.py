@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,8 @@ from dspine.engine.loop import Planned
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.slots import Slot
 from dspine.engine.target import Rows, Together
+
+log = logging.getLogger("dspine")
 
 Report = Callable[[Answering, list[Event] | Exception], None]
 """Hears what a step of an answer gave, or why it failed."""
@@ -105,12 +108,13 @@ class SharedStep:
         wishes = [turn.wish for turn in turns if turn.wish is not None]
         try:
             drafts = self._drafter.draft_many(wishes)
-        except Exception:  # noqa: BLE001 - each alone says whose fault it is
+        except Exception as error:  # noqa: BLE001 - each alone says whose fault it is
+            log.warning("drafts for %d answers failed, each gets its own: %s", len(turns), error)
             for turn, wish in zip(turns, wishes, strict=True):
                 try:
                     turn.draft = self._drafter.draft(*wish)
-                except Exception as error:  # noqa: BLE001 - survivable, the proposer is told
-                    turn.draft = error
+                except Exception as own:  # noqa: BLE001 - survivable, the proposer is told
+                    turn.draft = own
             return
         for turn, draft in zip(turns, drafts, strict=True):
             turn.draft = draft
@@ -153,7 +157,10 @@ class SharedStep:
         try:
             self._together.decode(sorted([*rows, *dummies], key=lambda part: part.sequence))
             self._together.wait()
-        except Exception:  # noqa: BLE001 - each alone says whose fault it is
+        except Exception as error:  # noqa: BLE001 - each alone says whose fault it is
+            log.warning(
+                "a decode of %d answers failed, each makes its step alone: %s", len(turns), error
+            )
             self._alone(turns, started, report)
             return
         finally:

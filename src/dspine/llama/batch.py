@@ -83,6 +83,14 @@ class Batch:
         return self._spans
 
     @property
+    def has_equal_parts(self) -> bool:
+        """Whether each sequence has as many rows as the others, one after the other."""
+        parts = {end - first for first, end in self._spans.values()}
+        rows = self._sequences[: self._size]
+        changes = int(np.count_nonzero(rows[1:] != rows[:-1]))
+        return len(parts) <= 1 and changes + 1 <= len(self._spans) and not self._shared
+
+    @property
     def tokens(self) -> list[int]:
         """The token ids in row order."""
         return [int(token) for token in self._tokens[: self._size]]

@@ -160,7 +160,7 @@ class Context:
         try:
             self.n_batch: int = min(rows, api.llama_n_batch(pointer))
             self._tap_reader: TapReader | None = callback
-            self._one_sequence_taps = callback is not None and n_sequences > 1
+            self._equal_rows = callback is not None and n_sequences > 1
             if taps and callback is None:
                 self._tap_reader = LayerInputTaps(
                     handle.native, pointer, taps, model.hidden_size, rows
@@ -322,10 +322,12 @@ class Context:
                 f"token id {batch.highest_token} is outside the vocabulary of "
                 f"{self._vocab_size} tokens"
             )
-        if self._one_sequence_taps and len(batch.spans) > 1:
+        if self._equal_rows and len(batch.spans) > 1 and not batch.has_equal_parts:
+            # In pieces of equal length the library would come to the rows in another order.
             raise UsageError(
                 f"the batch has rows of {len(batch.spans)} sequences: taps of architecture "
-                f"{self.model.architecture} can be read for one sequence at a time only"
+                f"{self.model.architecture} can be read only where each has as many, one "
+                f"sequence after the other"
             )
         for sequence, (first, end) in batch.spans.items():
             last = self.memory.last_position(sequence)
