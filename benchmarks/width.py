@@ -98,7 +98,7 @@ def replay(traces: Sequence[Trace], costs: CostTable, policy: WidthPolicy, bill:
             asked = min(policy.ask(free, Ask(0, position, room), waiting), room)
             drafted = NOTHING
             if asked:
-                ms += true.drafts(waiting)[asked + 1]
+                ms += true.draft(asked + 1, waiting, warm=True)
                 waiting = 0
                 chain = recording.chains[done][:asked]
                 drafted = Proposal(tuple(chain), tuple(recording.scores[done][:asked]), "dspine")
@@ -128,7 +128,7 @@ def right(drafts: Sequence[int], answer: Sequence[int]) -> int:
 def all_knowing(traces: Sequence[Trace], costs: CostTable, bill: Bill) -> None:
     """The least time for somebody who knows the text: a bound that no policy can reach."""
     true = StepCosts(costs, MOST + 1)
-    drafts = true.drafts(2)
+    drafts = true.drafts()
     for trace in traces:
         recording, answer = trace.recording, trace.recording.answer
         least = [0.0] * (len(answer) + 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 """Of what is kept of a measurement; part of its key."""
 
 DEPTH = 128

@@ -85,6 +85,9 @@ class FakeDrafter:
     def truncate(self, seq: int, length: int) -> None:
         self.contexts[seq] = {p: t for p, t in self.of(seq).items() if p < length}
 
+    def prepare(self, seq: int, widths: Sequence[int]) -> None:
+        assert all(2 <= width <= self.block_size for width in widths)
+
     def set_threads(self, n_threads: int) -> None:
         self.n_threads = n_threads
 

@@ -288,19 +288,20 @@ def test_costs_between_and_beyond_measured_counts_are_linear() -> None:
 
 
 def test_costs_grow_with_the_context() -> None:
-    table = CostTable({1: 10.0, 4: 16.0}, {2: 2.0, 4: 4.0}, 100, {1: 0.01, 4: 0.02}, 0.1)
+    table = CostTable({1: 10.0, 4: 16.0}, {2: 2.0, 4: 4.0}, 96, {1: 0.01, 4: 0.02}, 0.1)
     costs = StepCosts(table, 4)
-    assert costs.rows(100) == pytest.approx([10.0, 12.0, 14.0, 16.0])
-    assert costs.rows(600) == pytest.approx([15.0, 12.0 + 500 * 0.04 / 3, 14.0 + 25 / 3, 26.0])
-    assert costs.rows(0)[0] == pytest.approx(9.0)
-    assert costs.drafts(2) == pytest.approx([0.0, 0.0, 2.0, 3.0, 4.0])
-    assert costs.drafts(12)[3] == pytest.approx(4.0)
+    assert costs.rows(96) == costs.rows(100) == pytest.approx([10.0, 12.0, 14.0, 16.0])
+    deep = [15.0, 12.0 + 500 * 0.04 / 3, 14.0 + 25 / 3, 26.0]
+    assert costs.rows(600) == pytest.approx(deep, rel=0.01)
+    assert costs.rows(0)[0] == pytest.approx(9.04)
+    assert costs.drafts() == pytest.approx([0.0, 0.0, 2.0, 3.0, 4.0])
+    assert costs.draft(3, 12, warm=True) == costs.draft(3, 12, warm=False) == pytest.approx(4.0)
 
 
 def test_costs_of_several_sequences_are_shares_of_one_decode() -> None:
     costs = StepCosts(CostTable({1: 10.0, 8: 24.0, 32: 72.0}, {}), 4, sequences=8)
     assert costs.rows(0) == pytest.approx([3.0, 5.0, 7.0, 9.0])
-    assert costs.drafts(0) == [0.0] * 5
+    assert costs.drafts() == [0.0] * 5
 
 
 def test_times_correct_the_costs_slowly_and_within_limits() -> None:
@@ -310,20 +311,30 @@ def test_times_correct_the_costs_slowly_and_within_limits() -> None:
     for _ in range(300):
         costs.observe_rows(costs.rows(0)[7], 8, 40.0)
         costs.observe_rows(costs.rows(0)[0], 1, 10.0)
-        costs.observe_draft(costs.drafts(2)[8], 2.0)
+        costs.observe_draft(costs.drafts()[8], 2.0, warm=True)
     assert costs.rows(0)[7] == pytest.approx(40.0, rel=0.1)
     assert costs.rows(0)[0] == pytest.approx(10.0, rel=0.1)
-    assert costs.drafts(2)[2] == pytest.approx(1.0, rel=0.1)
+    assert costs.drafts()[2] == pytest.approx(1.0, rel=0.1)
     for _ in range(1000):
-        costs.observe_draft(costs.drafts(2)[8], 1e9)
-    assert costs.drafts(2)[8] == pytest.approx(16.0), "at most four times what was measured"
+        costs.observe_draft(costs.drafts()[8], 1e9, warm=True)
+    assert costs.drafts()[8] == pytest.approx(16.0), "at most four times what was measured"
     costs.observe_rows(0.0, 1, 0.0)
+
+
+def test_a_draft_after_plain_steps_has_a_price_of_its_own_and_both_are_learned_soon() -> None:
+    costs = StepCosts(CostTable({1: 10.0, 8: 20.0}, {2: 2.0, 8: 4.0}), 8)
+    for _ in range(6):
+        costs.observe_draft(costs.draft(8, 2, warm=True), 6.0, warm=True)
+        costs.observe_draft(costs.draft(8, 2, warm=False), 8.0, warm=False)
+    assert costs.draft(8, 2, warm=True) == pytest.approx(6.0, rel=0.1)
+    assert costs.draft(8, 2, warm=False) == pytest.approx(8.0, rel=0.1)
+    assert costs.drafts()[8] == costs.draft(8, 2, warm=True)
 
 
 def test_only_drafts_that_follow_a_draft_correct_the_price_of_drafting() -> None:
     costs = StepCosts(CostTable({1: 10.0, 16: 11.0}, {2: 1.0, 8: 1.0}), 16)
     policy = AdaptiveWidth(costs, most_drafts=15, block_size=8, curve=(0.9,) * 7)
-    before = costs.drafts(2)[8]
+    before = costs.drafts()[8]
     prices = []
     for _ in range(3):
         count = policy.ask((), Ask(5, 100, 15), 2)
@@ -331,7 +342,7 @@ def test_only_drafts_that_follow_a_draft_correct_the_price_of_drafting() -> None
         tokens = tuple(range(20, 20 + count))
         policy.choose(Proposal(tokens, (0.9,) * count, "dspine"))
         policy.observe(Outcome(0, (99,), draft_ms=4.0, verify_ms=10.0))
-        prices.append(costs.drafts(2)[8])
+        prices.append(costs.drafts()[8])
     assert prices[0] == before
     assert before < prices[1] < prices[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dspine.engine.acceptance import BINS, SHIFTS, Reliability, ScorePrior, score_bin
-from dspine.engine.asking import FORESIGHT, HOLDS, Array, Prices, Prospects
+from dspine.engine.asking import FORESIGHT, HOLDS, Prices, Prospects
 
 EVEN = score_bin(0.5)
 """Slot of a score of one half, whose odds are 1 before anything was seen."""
@@ -27,11 +27,8 @@ class Certain(Reliability):
         super().__init__([ScorePrior()])
         self.chance_of_all = chance
 
-    def texts(self, least: float) -> tuple[Array, Array, Array]:
-        _, _, factors = super().texts(least)
-        known = factors * 0.0
-        known[0] = 1.0
-        return known, known, factors * 0.0 + self.chance_of_all / (1.0 - self.chance_of_all)
+    def by_text(self, slot: int) -> list[float]:
+        return [self.chance_of_all for _ in super().by_text(slot)]
 
 
 def test_a_chain_is_worth_what_its_reached_drafts_are() -> None:
@@ -92,11 +89,13 @@ def test_a_refusal_holds_for_a_while_unless_the_alternative_gets_worse() -> None
     made.judge(0, 0.5, 3, prices)
     assert len(asked) == 2
     made.judge(0, -0.5, 3, prices)
+    assert len(asked) == 2, "it was far from paying"
+    made.judge(0, -3.0, 3, prices)
     assert len(asked) == 3
-    made.judge(1, -0.5, 3, prices)
+    made.judge(1, -3.0, 3, prices)
     assert len(asked) == 4, "each situation for itself"
     made.forget()
-    made.judge(0, -0.5, 3, prices)
+    made.judge(0, -3.0, 3, prices)
     assert len(asked) == 5
 
 

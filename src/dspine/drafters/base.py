@@ -115,5 +115,8 @@ class Drafter(Protocol):
     def set_threads(self, n_threads: int) -> None:
         """CPU threads of the next calls."""
 
+    def prepare(self, seq: int, widths: Sequence[int]) -> None:
+        """Make ready what the first drafts of these widths would else wait for."""
+
     def close(self) -> None:
         """Free native memory; later calls raise ClosedError."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
-
-import numpy as np
-import numpy.typing as npt
+from operator import mul
 
 BIN = 0.5
 """Width of a score's bin in logits."""
@@ -47,7 +45,6 @@ MAP_WINDOW = 400.0
 """Outcomes of a bin after which older ones fade."""
 
 _FACTORS = tuple(exp(shift) for shift in SHIFTS)
-_FACTOR_ARRAY = np.array(_FACTORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +74,18 @@ class Reliability:
 
     def __init__(self, priors: Sequence[ScorePrior]) -> None:
         """`priors[kind]`."""
-        self._map = [
-            prior.offset + prior.slope * (LOWEST + BIN * index)
+        self._odds = [
+            exp(-prior.offset - prior.slope * (LOWEST + BIN * index))
             for prior in priors
             for index in range(BINS)
         ]
-        self._count = [MAP_WEIGHT] * len(self._map)
+        """For each slot number what is against such a draft, before the text shifts it."""
+        self._chances = [_by_text(odds) for odds in self._odds]
+        self._count = [MAP_WEIGHT] * len(self._odds)
         self._usual = self._weights = list(PRIOR)
         self._seen = self._looks = 0
         self._sums = [0.0] * len(SHIFTS)
-        self.known: list[float | None] = [None] * len(self._map)
+        self.known: list[float | None] = [None] * len(self._odds)
         """Chances worked out since something was last learned."""
 
     def begin(self) -> None:
@@ -103,39 +102,32 @@ class Reliability:
         """Chance that a draft of that kind and score is right, all before it being so."""
         known = self.known[slot]
         if known is None:
-            odds = exp(-self._map[slot])
-            known = sum([w * f / (f + odds) for w, f in zip(self._weights, _FACTORS, strict=True)])
-            self.known[slot] = known
+            known = self.known[slot] = sum(map(mul, self._weights, self._chances[slot]))
         return known
 
-    def odds(self) -> npt.NDArray[np.float64]:
-        """For each slot number what is against such a draft, before the text shifts it."""
-        return np.exp(np.negative(self._map))
+    def by_text(self, slot: int) -> list[float]:
+        """The same chance in each of the texts that this may be, the least suitable first."""
+        return self._chances[slot]
 
-    def texts(
-        self, least: float
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """(likelihood, usual likelihood, factor) of each of the texts that this may be.
+    def texts(self, least: float) -> tuple[list[float], list[float]]:
+        """(likelihood, usual likelihood) of each of the texts that this may be.
 
-        In such a text a draft is right with the chance factor / (factor + odds). Texts that
-        are less likely than `least` now are taken as impossible now.
+        Texts that are less likely than `least` now are taken as impossible now.
         """
-        weights = np.array(self._weights)
-        weights[weights < least] = 0.0
-        return weights / weights.sum(), np.array(self._usual), _FACTOR_ARRAY
+        likely = [weight if weight >= least else 0.0 for weight in self._weights]
+        scale = 1.0 / sum(likely)
+        return [weight * scale for weight in likely], self._usual
 
     def learn(self, slot: int, right: bool) -> None:
         """A draft of that kind and score turned out right or wrong."""
-        expected = self.known[slot] or self.chance(slot)
-        odds = exp(-self._map[slot])
         # In one go: a list for every step of this would take longer than the arithmetic.
-        parts = zip(self._weights, self._usual, _FACTORS, strict=True)
+        parts = zip(self._weights, self._usual, self._chances[slot], strict=True)
         if right:
-            weights = [(_STAY * w + CHANGE * u) * f / (f + odds) for w, u, f in parts]
+            weights = [(_STAY * w + CHANGE * u) * p for w, u, p in parts]
         else:
-            weights = [(_STAY * w + CHANGE * u) / (f + odds) for w, u, f in parts]
-        scale = 1.0 / sum(weights)
-        self._weights = [w * scale for w in weights]
+            weights = [(_STAY * w + CHANGE * u) * (1.0 - p) for w, u, p in parts]
+        found = sum(weights)
+        self._weights = [w / found for w in weights]
         self._seen += 1
         if self._seen % USUAL_EVERY == 0:
             self._looks += 1
@@ -144,7 +136,9 @@ class Reliability:
         if count < MAP_WINDOW:
             self._count[slot] = count + 1.0
         # A Newton step of the logarithmic loss, on the map alone.
-        self._map[slot] += (right - expected) / (max(expected * (1.0 - expected), 0.05) * count)
+        spread = max(found * (1.0 - found), 0.05) * count
+        odds = self._odds[slot] * exp((found - 1.0 if right else 1.0 - found) / spread)
+        self._odds[slot], self._chances[slot] = odds, _by_text(odds)
         self._forget()
 
     def relax(self, steps: int) -> None:
@@ -154,9 +148,13 @@ class Reliability:
         self._forget()
 
     def _forget(self) -> None:
-        self.known = [None] * len(self._map)
+        self.known = [None] * len(self._odds)
 
     @staticmethod
     def _mixed(share: float, main: Sequence[float], other: Sequence[float]) -> list[float]:
         stay = 1.0 - share
         return [stay * a + share * b for a, b in zip(main, other, strict=True)]
+
+
+def _by_text(odds: float) -> list[float]:
+    return [factor / (factor + odds) for factor in _FACTORS]

@@ -48,6 +48,9 @@ CREDIT = 5.0
 REFUND = 0.005
 """Share of each token's time by which that loss may grow."""
 
+STALL = 2.0
+"""Times of its price that a draft counts for at most in what drafting has lost."""
+
 DOUBTS, DOUBTFUL = 5, 0.2
 """Drafts in a row that are made in spite of an expected loss (at most that many tokens each)
 before a stretch of drafts ends: without them nothing more is learned of the text."""
@@ -138,7 +141,7 @@ class AdaptiveWidth:
         self._owed: list[float] = self._nothing
         self._save = self._restore = 0.0
         self._extra = 0
-        self._drafts: list[float] = []
+        self._draft_ms = 0.0
         self._width = self._situation = 0
         self._probing = self._warm = False
         self._rate = 0.0
@@ -177,7 +180,6 @@ class AdaptiveWidth:
         self._worth = []
         if self._block < 2 or waiting is None:
             return 0
-        self._drafts = drafts = self._costs.drafts(waiting)
         best, first = 1.0 - self._rate * rows[0], 0.0
         for chain in self._offers:
             self._worth.append(self._best(chain))
@@ -190,8 +192,11 @@ class AdaptiveWidth:
         width, gain = judgement.width, judgement.value
         goes_on = self._warm and situation == self._situation
         self._situation = situation
-        least = drafts[width] + rows[1] - rows[0] + self._save + self._owed[1]
-        if width < 2 or least > self._credit * plain:
+        if width < 2:
+            return 0
+        draft_ms = self._costs.draft(width, waiting, warm=self._warm)
+        least = draft_ms + rows[1] - rows[0] + self._save + self._owed[1]
+        if least > self._credit * plain:
             return 0
         if gain > 0.0:
             self._doubts = 0
@@ -199,10 +204,10 @@ class AdaptiveWidth:
             self._doubts += 1
             self._prospects.forget()
         else:
-            loss = self._rate * (drafts[width] - self._costs.drafts(2)[width]) - judgement.now
+            loss = self._rate * (draft_ms - self._costs.drafts()[width]) - judgement.now
             if not self._probe(loss, judgement.usually):
                 return 0
-        self._width = width
+        self._width, self._draft_ms = width, draft_ms
         return width - 1
 
     def choose(self, drafted: Proposal) -> Proposal:
@@ -245,11 +250,11 @@ class AdaptiveWidth:
             if len(confirmed) <= outcome.drafts:
                 cost += self._restore
         if self._width:
-            cost += self._drafts[self._width]
             # After steps without drafts the drafter's weights have left the caches: such a draft
             # says nothing about what drafting at every step costs.
-            if self._warm:
-                self._costs.observe_draft(self._drafts[self._width], outcome.draft_ms)
+            self._costs.observe_draft(self._draft_ms, outcome.draft_ms, warm=self._warm)
+            # What it took, but for stalls of the machine.
+            cost += min(outcome.draft_ms or self._draft_ms, STALL * self._draft_ms)
         self._warm = self._width > 0
         cost /= self._plain
         self._tokens += len(confirmed) - PACE * self._tokens
@@ -300,7 +305,7 @@ class AdaptiveWidth:
         owed, save, lost = self._owed, self._save, 0.0
         allowed = self._credit * self._plain + rows[0] - save
         if self._width:
-            allowed -= self._drafts[self._width]
+            allowed -= self._draft_ms
         reached, tokens, best, value = 1.0, 1.0, 0, 1.0 - rate * rows[0]
         for count, slot in enumerate(chain.slots, 1):
             p = known[slot] or chance(slot)
@@ -319,7 +324,7 @@ class AdaptiveWidth:
         rate, save, owed = self._rate, self._save, self._owed
         return Prices(
             [rate * (ms + save) for ms in self._rows[: self._block]],
-            [rate * ms for ms in self._costs.drafts(2)],
+            [rate * ms for ms in self._costs.drafts()],
             [rate * ms for ms in owed] if owed is not self._nothing else owed,
         )
 

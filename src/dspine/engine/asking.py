@@ -7,27 +7,34 @@ drafting pays, some of what that would gain later.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from itertools import repeat
+from operator import itemgetter, mul
+from typing import NamedTuple
 
 from dspine.engine.acceptance import Reliability
 
-Array = npt.NDArray[np.float64]
-
-REMEMBERED = 16
+REMEMBERED = 8
 """Chains from which the next one is guessed, for each situation."""
 
 LEAST_WEIGHT = 0.02
 """Possible texts less likely than that are left out."""
 
-FORESIGHT = 8.0
+FORESIGHT = 4.0
 """Steps whose gain counts for a draft that shows whether there is one."""
 
-HOLDS = 12
+HOLDS = 32
 """Steps for which asking is taken not to pay: without drafts, little is learned."""
+
+ASKS = 2
+"""Steps for which it is taken to pay."""
+
+LEAST_REACH = 0.03
+"""Slots that are right less often than that add nothing."""
+
+WIDER = 2
+"""Drafts beyond the best number of the judgement before that are looked at."""
 
 PACE = 1.0 / 48.0
 """Share of a step in how often a situation occurs."""
@@ -36,8 +43,7 @@ SAME = 0.1
 """Tokens by which the alternative may become worse meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(NamedTuple):
     """What a step costs in tokens, at the rate of tokens reached lately.
 
     `rows[k]` verifies k drafts, `drafts[w]` makes a block of width w where the step before made
@@ -49,8 +55,7 @@ class Prices:
     owed: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """The best width to ask for (0: none) and the tokens it gains beyond the alternative.
 
     `now` is expected of this step. Where that is a loss, `hope` is the part of it in which the
@@ -82,11 +87,12 @@ class Prospects:
     ) -> None:
         """`typical` chains stand for those not seen yet, slot numbers as in `Reliability`."""
         self._network = network
-        self._typical = _Chains(most_drafts)
+        self._typical = _Chains(network, most_drafts)
         for chain in typical:
             self._typical.add(chain)
-        self._seen = [_Chains(most_drafts) for _ in range(situations)]
+        self._seen = [_Chains(network, most_drafts) for _ in range(situations)]
         self._held: list[tuple[int, float, int, Judgement] | None] = [None] * situations
+        self._reach = [most_drafts] * situations
         self._clock = 0
         self._shares = [1.0] + [0.0] * (situations - 1)
         """How many of the last steps were in each situation."""
@@ -109,86 +115,109 @@ class Prospects:
         held = self._held[situation]
         if held is not None:
             until, then, drafts, found = held
-            # Against a better alternative it does not pay either.
-            if self._clock < until and drafts == most and best > then - SAME:
-                return found
+            worse = then - best
+            if self._clock < until and drafts == most:
+                # Against a better alternative a refusal holds all the more.
+                if found.value <= 0.0:
+                    if worse < SAME or found.value + 2.0 * worse <= 0.0:
+                        return found
+                elif abs(worse) < SAME:
+                    return found
         if most < 1:
             return Judgement(0, -1e9, 0.0, 0.0)
         found = self._judged(situation, best, most, prices())
-        against = found.value <= 0.0
-        self._held[situation] = (self._clock + HOLDS, best, most, found) if against else None
+        holds = HOLDS if found.value <= 0.0 else ASKS
+        self._held[situation] = (self._clock + holds, best, most, found)
         return found
 
     def _judged(self, situation: int, best: float, most: int, prices: Prices) -> Judgement:
         chains = self._chains(situation)
-        likely, usual, factors = self._network.texts(LEAST_WEIGHT)
-        tokens = chains.tokens(factors, self._network.odds(), most, prices.owed)
-        costs = np.array(prices.rows[1 : most + 1]) + best
-        drafts = np.array(prices.drafts[2 : most + 2])
-        mixed = (likely @ tokens.reshape(len(likely), -1)).reshape(-1, most)
-        now = _gains(chains.shares, mixed, costs) - drafts
-        width = int(now.argmax())
-        if now[width] > 0.0:
-            return Judgement(width + 2, float(now[width]), 0.0, 0.0)
-        suits = (_gains(chains.shares, tokens, costs) - drafts).max(axis=-1).clip(0.0)
-        suits *= self._shares[situation]
-        return Judgement(width + 2, float(now[width]), float(likely @ suits), float(usual @ suits))
+        likely, usual = self._network.texts(LEAST_WEIGHT)
+        most = min(most, self._reach[situation])
+        now, width = chains.gain(lambda row: sum(map(mul, likely, row)), best, most, prices)
+        self._reach[situation] = width - 1 + WIDER
+        if now > 0.0:
+            return Judgement(width, now, 0.0, 0.0)
+        hope = usually = 0.0
+        # The more a text suits the drafter, the more it gains.
+        for text in range(len(likely) - 1, -1, -1):
+            gain, _ = chains.gain(itemgetter(text), best, most, prices)
+            if gain <= 0.0:
+                break
+            hope += likely[text] * gain
+            usually += usual[text] * gain
+        share = self._shares[situation]
+        return Judgement(width, now, hope * share, usually * share)
 
     def _chains(self, situation: int) -> _Chains:
         """Those of this situation, else of the next ones to it, else typical ones."""
         seen, last = self._seen, len(self._seen)
         for distance in range(last):
             for near in (situation - distance, situation + distance):
-                if 0 <= near < last and seen[near].count:
+                if 0 <= near < last and seen[near].rows:
                     return seen[near]
         return self._typical
 
 
 class _Chains:
-    """The last chains of a situation, the newest at the end."""
+    """The last chains of a situation, the newest at the end.
 
-    def __init__(self, most_drafts: int) -> None:
-        self.count = 0
-        self.shares: Array = np.zeros(0)
-        """What each counts: later ones more."""
-        self._slots = np.zeros((REMEMBERED, most_drafts), np.intp)
-        self._lengths = np.zeros((REMEMBERED, 1), np.intp)
-        self._steps = np.arange(most_drafts)
+    Lists and loops: NumPy takes longer for so few numbers, above all right after a decode.
+    """
+
+    def __init__(self, network: Reliability, most_drafts: int) -> None:
+        self._network, self._most = network, most_drafts
+        self.rows: deque[list[list[float]]] = deque(maxlen=REMEMBERED)
+        """For each chain and slot, how often the slot is reached and right, text by text."""
+        self._count = 0
+        self._usual: list[float] = []
 
     def add(self, slots: Sequence[int]) -> None:
-        """Remember one more chain, of at least one draft."""
-        self._slots[:-1] = self._slots[1:]
-        self._lengths[:-1] = self._lengths[1:]
-        self._slots[-1, : len(slots)] = slots
-        self._lengths[-1] = len(slots)
-        if self.count < REMEMBERED:
-            self.count += 1
-            ages = np.arange(1.0, self.count + 1.0)
-            self.shares = ages / ages.sum()
+        """Remember one more chain, of at least one draft. Beyond those, slots are usual ones."""
+        chances = [self._network.by_text(slot) for slot in slots]
+        self._count = min(REMEMBERED, self._count + 1)
+        share = 1.0 / (self._count * len(slots))
+        mean = [share * sum(column) for column in zip(*chances, strict=True)]
+        if self._count > 1:
+            stay = 1.0 - 1.0 / self._count
+            mean = [stay * a + b for a, b in zip(self._usual, mean, strict=True)]
+        self._usual = mean
+        reached = chances[0]
+        rows = [reached]
+        for row in (*chances[1:], *repeat(mean, self._most - len(slots))):
+            reached = list(map(mul, reached, row))
+            rows.append(reached)
+        self.rows.append(rows)
 
-    def tokens(self, factors: Array, odds: Array, most: int, owed: Sequence[float]) -> Array:
-        """(text, chain, most): tokens of a step with 1, 2, ... drafts of a chain in a text.
+    def gain(
+        self,
+        reach: Callable[[list[float]], float],
+        best: float,
+        most: int,
+        prices: Prices,
+    ) -> tuple[float, int]:
+        """(tokens, width): what asking for the best number of drafts brings on average beyond an
+        alternative worth `best`; `reach` is how often a slot is right, given a row.
 
-        What rejections cost later is taken off. Beyond what was drafted, slots are usual ones.
+        Of the drafts of a chain, as many are verified as pay most. Later chains count more.
         """
-        drafted = self._steps[:most] < self._lengths[-self.count :]
-        against = odds[self._slots[-self.count :, :most]]
-        chances = factors[:, None, None] / (factors[:, None, None] + against)
-        usual = (chances * drafted).sum(axis=(1, 2)) / drafted.sum()
-        chances = np.where(drafted, chances, usual[:, None, None])
-        reached: Array = chances.cumprod(axis=2)
-        if any(owed):
-            missed = reached / chances * (1.0 - chances)
-            reached = reached - missed * np.array(owed[1 : most + 1])
-        found: Array = 1.0 + reached.cumsum(axis=2)
-        return found
-
-
-def _gains(shares: Array, tokens: Array, costs: Array) -> Array:
-    """(..., most): tokens that asking for 1, 2, ... drafts brings on average.
-
-    Of the drafts of a chain, as many are verified as pay most.
-    """
-    worths = np.maximum.accumulate(np.maximum(tokens - costs, 0.0), axis=-1)
-    found: Array = shares @ worths
-    return found
+        costs, owed = prices.rows, prices.owed
+        gains = [0.0] * most
+        for age, rows in enumerate(self.rows, 1):
+            tokens, before, worth, slot = 1.0 - best, 1.0, 0.0, 0
+            for slot in range(most):
+                reached = reach(rows[slot])
+                tokens += reached - (before - reached) * owed[slot + 1]
+                worth = max(worth, tokens - costs[slot + 1])
+                gains[slot] += age * worth
+                before = reached
+                if reached < LEAST_REACH:
+                    break
+            if worth > 0.0:
+                for later in range(slot + 1, most):
+                    gains[later] += age * worth
+        total = 0.5 * len(self.rows) * (len(self.rows) + 1)
+        drafts = prices.drafts
+        found = [gain / total - drafts[slot + 2] for slot, gain in enumerate(gains)]
+        now = max(found)
+        return now, found.index(now) + 2

@@ -14,8 +14,17 @@ GROUPS = (1, 2, 4, 8, 16)
 PACE = 1.0 / 16.0
 """Share of a new time in the correction."""
 
+FIRST = 2
+"""Drafts that their measured time counts for, against the first ones of an engine."""
+
 MOST_AT_ONCE = 0.4
 """Logarithm by which one time moves the correction at most, before PACE: stalls are rare."""
+
+EVERY = 4
+"""Times of decodes after which they change the costs: fewer lists are made."""
+
+NEAR = 16
+"""Positions that share a cost, a power of two."""
 
 MOST = log(4.0)
 """Times further off than this factor are taken as that far off."""
@@ -44,28 +53,39 @@ class StepCosts:
         self._verify_shift = 0.0
         self._group_shift = [0.0] * (len(GROUPS) + 1)
         self._factors = [1.0] * (len(GROUPS) + 1)
-        self._draft_shift = 0.0
-        self._draft_factor = 1.0
+        self._times = 0
+        self._rows: list[float] = []
+        self._rows_at = -1
+        self._draft_shift = self._cold_shift = 0.0
+        self._warm_drafts = self._cold_drafts = 0
+        self._draft_factor = self._cold_factor = 1.0
+        self._usual = list(self._drafts)
 
     def rows(self, position: int) -> list[float]:
         """Milliseconds of decoding 1, 2, ... rows with an anchor at `position`."""
-        beyond, factors = position - self._depth, self._factors
-        if beyond >= 0:
-            return [(base + slope * beyond) * factors[group] for base, slope, group in self._table]
+        place = position // NEAR
+        if place == self._rows_at:
+            return self._rows
+        beyond, factors = place * NEAR - self._depth, self._factors
         # A short context never makes a decode cheaper than half of what was measured.
-        return [
+        rows = [
             max(base + slope * beyond, 0.5 * base) * factors[group]
             for base, slope, group in self._table
         ]
+        self._rows, self._rows_at = rows, place
+        return rows
 
-    def drafts(self, waiting: int) -> list[float]:
-        """Milliseconds of drafting blocks of width 0, 1, 2, ... with `waiting` feature rows.
+    def drafts(self) -> list[float]:
+        """Milliseconds of drafting blocks of width 0, 1, 2, ... at every step.
 
-        A draft was measured with two rows; widths under 2 stand for no draft.
+        A draft was measured with two feature rows; widths under 2 stand for no draft.
         """
-        factor = self._draft_factor
-        extra = self._context * max(0, waiting - 2)
-        return [(ms + extra) * factor if ms else 0.0 for ms in self._drafts]
+        return self._usual
+
+    def draft(self, width: int, waiting: int, *, warm: bool) -> float:
+        """The same for one block with `waiting` feature rows, `warm` if the step before had one."""
+        ms = self._drafts[width] + self._context * max(0, waiting - 2)
+        return ms * self._draft_factor * (1.0 if warm else self._cold_factor)
 
     def observe_rows(self, expected: float, count: int, ms: float) -> None:
         """A decode of `count` rows took `ms` where `rows` had said `expected`."""
@@ -74,12 +94,25 @@ class StepCosts:
         group = bisect_left(GROUPS, count)
         own = self._group_shift[group] + 0.5 * PACE * error
         self._group_shift[group] = _clamp(own, 0.5 * MOST)
-        self._factors = [exp(self._verify_shift + shift) for shift in self._group_shift]
+        self._times += 1
+        if self._times % EVERY == 0:
+            self._factors = [exp(self._verify_shift + shift) for shift in self._group_shift]
+            self._rows_at = -1
 
-    def observe_draft(self, expected: float, ms: float) -> None:
-        """A draft took `ms` where `drafts` had said `expected`."""
-        self._draft_shift = _clamp(self._draft_shift + PACE * _error(expected, ms), MOST)
-        self._draft_factor = exp(self._draft_shift)
+    def observe_draft(self, expected: float, ms: float, *, warm: bool) -> None:
+        """A draft took `ms` where `draft` had said `expected`."""
+        error = _error(expected, ms)
+        if warm:
+            self._warm_drafts += 1
+            share = max(PACE, 1.0 / (self._warm_drafts + FIRST))
+            self._draft_shift = _clamp(self._draft_shift + share * error, MOST)
+            self._draft_factor = factor = exp(self._draft_shift)
+            self._usual = [ms * factor for ms in self._drafts]
+        else:
+            self._cold_drafts += 1
+            share = max(PACE, 1.0 / (self._cold_drafts + FIRST))
+            self._cold_shift = _clamp(self._cold_shift + share * error, MOST)
+            self._cold_factor = exp(self._cold_shift)
 
 
 def _error(expected: float, ms: float) -> float:

@@ -302,6 +302,8 @@ def load_parts(options: LoadOptions) -> EngineParts:
             )
         )
         check_snapshots(snapshots, context.snapshots, model.architecture)
+        if drafter is not None:
+            drafter.prepare(0, range(2, min(block, drafts + 1) + 1))
 
         @cache
         def shared(sequences: int) -> StepCosts:

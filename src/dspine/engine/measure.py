@@ -138,12 +138,23 @@ def measure(
             reached, further = calibrate.time_deep(useful, tokens, (1, 4, most))
             if reached >= depth + DEPTH and further.noise < NOISY:
                 found = replace(found, deep=reached, deep_ms=further.ms)
-    if drafter is None or file is None:
-        return found
-    widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
-    drafts = calibrate.time_drafter(
-        drafter, file.config.feature_size, widths, depth=min(depth, conditions.n_ctx)
-    )
+        if drafter is None or file is None:
+            return found
+        widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
+        target = targets[conditions.settings[-1]]
+
+        def decode() -> None:
+            target.clear()
+            target.decode(tokens[:1], 0, "all")
+            target.wait()
+
+        drafts = calibrate.time_drafter(
+            drafter,
+            file.config.feature_size,
+            widths,
+            depth=min(depth, conditions.n_ctx),
+            before=decode,
+        )
     return replace(
         found,
         draft_ms=drafts.ms,

@@ -25,6 +25,9 @@ from dspine.files.schema import DrafterConfig
 from dspine.ggml import Backend, Device, HostTensor, Tensor
 from dspine.llama.model import Model
 
+_FEW_ROWS = 1024
+"""Context rows for which one graph serves every length of the context."""
+
 _MAX_BLOCK_GRAPHS = 64
 """Block graphs kept; the one unused for longest goes first."""
 
@@ -221,6 +224,15 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         if seq in self._caches:
             self._caches[seq].truncate(length)
 
+    def prepare(self, seq: int, widths: Sequence[int]) -> None:
+        """Build the graphs of such blocks over a short context, and of the rows that they give."""
+        self._check_open()
+        cache = self._cache(seq)
+        for count in range(1, max(widths, default=0) + 1):
+            self._context_graph(seq, _chunk(count))
+        for width in widths:
+            self._graph(seq, width, _padded(1, cache.capacity))
+
     def save_context(self, seq: int) -> ContextState | None:
         """Copy of the context K/V that is present, None when nothing is."""
         self._check_open()
@@ -325,11 +337,13 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
                 f"a block at position {cache.length} sees context from {needed} on, but rows "
                 f"before {cache.start} were never added"
             )
-        rows = _padded(cache.used_rows, cache.capacity)
+        return self._graph(seq, width, _padded(cache.used_rows, cache.capacity))
+
+    def _graph(self, seq: int, width: int, rows: int) -> BlockT:
         key = (seq, width, rows)
         graph = self._block_graphs.get(key)
         if graph is None:
-            graph = self._make_block(cache, width, rows)
+            graph = self._make_block(self._caches[seq], width, rows)
             self._block_graphs[key] = graph
             if len(self._block_graphs) > _MAX_BLOCK_GRAPHS:
                 self._block_graphs.popitem(last=False)[1].graph.close()
@@ -344,10 +358,11 @@ def _chunk(count: int) -> int:
 
 
 def _padded(rows: int, capacity: int) -> int:
-    """Context rows a graph covers: `rows` rounded up in steps of a quarter of its power of two,
-    so that a growing context meets few graphs. Attention passes over what no row holds yet.
+    """Context rows a graph covers: all where they are few, else `rows` rounded up in steps of a
+    quarter of its power of two, so that a growing context meets few graphs. Attention passes over
+    what no row holds yet.
     """
-    if rows == 0:
-        return 0
+    if capacity <= _FEW_ROWS:
+        return capacity
     step = max(512, (1 << (rows - 1).bit_length()) // 4)
     return min(-(-rows // step) * step, capacity)
