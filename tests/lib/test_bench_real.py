@@ -45,13 +45,13 @@ def test_plain_and_drafted_answers_come_from_processes_of_their_own(
     for way in ways:
         worker = WorkerProcess(way)
         try:
-            answers.append(worker.answer(REQUEST))
-            deep = worker.answer({**REQUEST, "depth": 64, "filler": "Some text. " * 40})
+            answers += worker.answer([REQUEST])
+            [deep] = worker.answer([{**REQUEST, "depth": 64, "filler": "Some text. " * 40}])
             assert deep["prompt_tokens"] == answers[-1]["prompt_tokens"] + 64
             with pytest.raises(UsageError, match=rf"'{way.name}': .*exceed the context of 512"):
-                worker.answer({**REQUEST, "depth": 600, "filler": "Some text. " * 400})
+                worker.answer([{**REQUEST, "depth": 600, "filler": "Some text. " * 400}])
             # It goes on after an error, and nothing is kept from one answer to the next.
-            assert worker.answer(REQUEST)["tokens"] == answers[-1]["tokens"]
+            assert worker.answer([REQUEST])[0]["tokens"] == answers[-1]["tokens"]
         finally:
             worker.close()
     plain, drafted = answers

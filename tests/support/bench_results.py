@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dspine.bench.configuration import Configuration
@@ -22,6 +22,9 @@ def measurement(
     repeat: int = 0,
     temperature: float = 0.0,
     depth: int = 0,
+    concurrency: int = 1,
+    place: int = 0,
+    span_ms: float | None = None,
     tokens: tuple[int, ...] = (1, 2, 3, 4),
     wall_ms: float = 40.0,
     steps: int = 4,
@@ -30,11 +33,12 @@ def measurement(
 ) -> Measurement:
     """An answer; what is not named has a plain value."""
     return Measurement(
-        cell=Cell(configuration, task, prompt, repeat, temperature, depth),
+        cell=Cell(configuration, task, prompt, repeat, temperature, depth, concurrency, place),
         tokens=tokens,
         reason="length",
         counted=len(tokens),
         wall_ms=wall_ms,
+        span_ms=span_ms,
         steps=steps,
         drafted=sum(drafted_at),
         accepted=sum(accepted_at),
@@ -86,17 +90,17 @@ class FakeAnswerer:
     ) -> None:
         self.name = configuration.name
         self.is_open = True
+        self.at_once: list[int] = []
         self._asked = asked
         self._reply = reply
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if not self.is_open:
             raise LibraryError("closed")
-        self._asked.append((self.name, request))
-        row = self._reply(self.name, request).to_json()
-        for name in ("configuration", "task", "prompt", "repeat", "temperature", "depth"):
-            del row[name]
-        return row
+        self._asked += [(self.name, request) for request in requests]
+        self.at_once.append(len(requests))
+        rows = [self._reply(self.name, request).to_json() for request in requests]
+        return [{k: v for k, v in row.items() if k not in Cell.__slots__} for row in rows]
 
     def close(self) -> None:
         self.is_open = False

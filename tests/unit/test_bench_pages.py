@@ -91,3 +91,15 @@ def test_a_report_needs_nothing_but_its_data(tmp_path: Path, measured: BenchResu
 def test_names_of_strangers_are_text_in_a_report(tmp_path: Path) -> None:
     made = result(measurement("<script>x</script>"))
     assert "<script>" not in write_report(made, tmp_path).read_text()
+
+
+def test_a_picture_shows_answers_at_once(tmp_path: Path) -> None:
+    rows = [
+        measurement("auto", f"p{i}", concurrency=n, place=i * (n - 1), span_ms=20.0)
+        for n in (1, 2)
+        for i in range(2)
+    ]
+    made = result(*rows, concurrencies=(1, 2))
+    write_plot(made, tmp_path / "a.svg")
+    assert "answers at once" in (tmp_path / "a.svg").read_text()
+    assert "to one at a time" in write_report(made, tmp_path).read_text()

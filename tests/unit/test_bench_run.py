@@ -67,7 +67,7 @@ def test_configurations_take_turns_and_the_first_one_changes(tmp_path: Path) -> 
     measured = rig.run(chosen, tmp_path / "j")
     assert [name for name, _ in rig.order] == ["plain", "auto", "auto", "plain", "plain", "auto"]
     assert [prompt for _, prompt in rig.order][::2] == [p.prompt for p in chosen.prompts]
-    assert {one.cell for one in measured} == {cell for turn in chosen.turns() for cell in turn}
+    assert {one.cell for one in measured} == set(chosen.cells())
     assert not any(one.is_open for one in rig.started)
 
 
@@ -279,3 +279,43 @@ def test_missing_and_empty_places_of_prompts(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(FileError, match="not text in UTF-8"):
         read_prompts(tmp_path / "b.txt")
+
+
+def test_prompts_are_asked_at_once_and_the_last_batch_is_filled_up() -> None:
+    chosen = plan("plain", "auto", prompts=3, concurrencies=(1, 2, 4))
+    asked = [
+        [(cell.concurrency, cell.prompt, cell.place) for cell in turn[0]] for turn in chosen.turns()
+    ]
+    assert asked == [
+        *([(1, prompt, 0)] for prompt in ("p0", "p1", "p2")),
+        [(2, "p0", 0), (2, "p1", 1)],
+        [(2, "p2", 2), (2, "p0", 3)],
+        [(4, "p0", 0), (4, "p1", 1), (4, "p2", 2), (4, "p0", 3)],
+    ]
+    cells = chosen.cells()
+    assert len(cells) == len(set(cells)) == 2 * (3 + 4 + 4)
+    # The same prompt has the same seed, however many are asked at once.
+    assert len({chosen.seed_of(cell) for cell in cells if cell.prompt == "p0"}) == 1
+
+
+def test_everybody_gets_as_many_requests_at_once_as_the_plan_says(tmp_path: Path) -> None:
+    rig = Rig()
+    measured = rig.run(plan("plain", prompts=3, concurrencies=(2,)), tmp_path / "j")
+    assert rig.started[0].at_once == [2, 2, 2]  # the first one warms up
+    assert [(one.cell.prompt, one.cell.batch) for one in measured] == [
+        ("p0", (0, 0)),
+        ("p1", (0, 0)),
+        ("p2", (0, 1)),
+        ("p0", (0, 1)),
+    ]
+
+
+def test_a_batch_of_which_a_part_is_kept_is_measured_again_and_counts_once(tmp_path: Path) -> None:
+    chosen = plan("plain", prompts=2, concurrencies=(2,))
+    path = tmp_path / "j"
+    Rig().run(chosen, path)
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    rig = Rig()
+    measured = rig.run(chosen, path)
+    assert rig.started[0].at_once == [2, 2]
+    assert [one.cell for one in measured] == chosen.cells()

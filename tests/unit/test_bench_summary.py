@@ -219,3 +219,105 @@ def test_csv_has_a_line_for_each_row() -> None:
     assert len(lines) == len(made.rows) == 2
     second = dict(zip(header.split(","), lines[1].split(","), strict=True))
     assert second["configuration"] == "auto" and float(second["acceptance_length"]) == 2.0
+
+
+def _at_once(*spans: float, alone: float = 40.0) -> list[Measurement]:
+    """Four prompts one at a time, then two at once with these spans of a batch (ms)."""
+    made = [measurement("d", f"p{i}", span_ms=alone) for i in range(4)]
+    for number, span in enumerate(spans):
+        made += [
+            measurement("d", f"p{i}", concurrency=2, place=i, span_ms=span, wall_ms=50.0)
+            for i in (2 * number, 2 * number + 1)
+        ]
+    return made
+
+
+def test_answers_at_once_count_the_time_of_their_batch_once() -> None:
+    one, two = summarise(_at_once(50.0, 78.0), None)
+    assert (one.concurrency, two.concurrency) == (1, 2)
+    # 16 tokens in 4 x 40 ms; the same 16 tokens in 50 + 78 ms.
+    assert one.together_per_second == pytest.approx(100.0)
+    assert two.together_per_second == pytest.approx(125.0)
+    assert one.gain == pytest.approx(1.0) and two.gain == pytest.approx(1.25)
+    assert two.tokens_per_second == pytest.approx(80.0)  # 4 tokens in 50 ms
+    low, high = two.gain_interval or (0, 0)
+    assert low == pytest.approx(80 / 78) and high == pytest.approx(1.6)
+
+
+def test_a_part_of_a_batch_has_no_speed_of_all() -> None:
+    rows = _at_once(50.0, 78.0)
+    mixed = [
+        replace(one, cell=replace(one.cell, task=f"t{int(one.cell.prompt[1]) % 2}")) for one in rows
+    ]
+    found = {(row.task, row.concurrency): row for row in summarise(mixed, None)}
+    assert found["t0", 2].together_per_second is None and found["t0", 2].gain is None
+    assert found[ALL, 2].gain == pytest.approx(1.25)
+    # Results from before are read, and have no such times.
+    old = summarise([measurement("d")], None)[0]
+    assert old.together_per_second is None and old.gain is None
+
+
+def test_answers_at_once_are_compared_with_plain_ones_at_the_same_load_but_for_the_text() -> None:
+    rows = summarise(
+        [
+            measurement("plain", wall_ms=40.0),
+            measurement("plain", wall_ms=80.0, concurrency=2, tokens=(9, 9, 9, 9)),
+            measurement("auto", wall_ms=40.0, concurrency=2),
+        ],
+        "plain",
+    )
+    auto = next(row for row in rows if row.configuration == "auto")
+    assert auto.ratio == pytest.approx(2.0) and auto.same_text == 1
+    crowded = next(r for r in rows if r.configuration == "plain" and r.concurrency == 2)
+    assert crowded.same_text == 0 and crowded.differences[0].position == 0
+
+
+def test_figures_of_answers_at_once_follow_from_the_document(tmp_path: Path) -> None:
+    made = result(*_at_once(50.0, 78.0), prompts=4, concurrencies=(1, 2))
+    assert made.is_complete
+    path = tmp_path / "r.json"
+    made.write(path)
+    document = json.loads(path.read_text())
+    measured = [Measurement.from_json(row) for row in document["measurements"]]
+    again = [json.loads(json.dumps(row.to_json())) for row in summarise(measured, None)]
+    assert document["summary"] == again and read_result(path) == made
+    # The same by hand, from the raw rows alone.
+    batches = {
+        (row["repeat"], row["place"] // 2): row["span_ms"]
+        for row in document["measurements"]
+        if row["concurrency"] == 2
+    }
+    tokens = sum(row["counted"] for row in document["measurements"] if row["concurrency"] == 2)
+    assert document["summary"][1]["together_per_second"] == pytest.approx(
+        tokens / sum(batches.values()) * 1000
+    )
+    *_, table = tables(made)
+    assert table.header[1:4] == ("at once", "all tok/s", "to one at a time")
+    assert [row[1:4] for row in table.rows] == [
+        ("1", "100.0", "1.00 [1.00, 1.00]"),
+        ("2", "125.0", "1.25 [1.03, 1.60]"),
+    ]
+    assert all(len(line) <= WIDTH for line in table.lines())
+    header, _, second = csv_text(made).splitlines()
+    row = dict(zip(header.split(","), second.split(","), strict=True))
+    assert (row["concurrency"], row["gain"]) == ("2", "1.25")
+
+
+def test_a_result_of_format_1_is_read(tmp_path: Path) -> None:
+    made = result(measurement("d"))
+    document = made.to_json() | {"format": 1}
+    for row in document["measurements"]:
+        for name in ("concurrency", "place", "span_ms"):
+            del row[name]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(document))
+    assert read_result(path).measurements == made.measurements
+
+
+def test_compare_keeps_answers_at_once_apart() -> None:
+    made = result(*_at_once(50.0, 78.0), prompts=4, concurrencies=(1, 2))
+    changes = compare_results(made, made)
+    assert [(one.concurrency, one.figure) for one in changes] == [
+        *((n, figure) for n in (1, 2) for figure in ("acceptance length", "tokens/s"))
+    ]
+    assert "2 at once" in changes_table(changes).lines()[3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ class Journal:
         last line may be cut off, as a kill leaves it; it is measured again.
         """
         self.path = path
-        self.measurements: list[Measurement] = []
+        self._measurements: dict[Cell, Measurement] = {}
         self.provenance: list[Mapping[str, Any]] = [provenance]
         """One for each sitting of the run."""
         complete = self._read(plan) if path.exists() else ""
@@ -54,7 +54,8 @@ class Journal:
                         )
                     earlier.append(row["provenance"])
                 else:
-                    self.measurements.append(Measurement.from_json(row))
+                    one = Measurement.from_json(row)
+                    self._measurements[one.cell] = one
             except (ValueError, KeyError, TypeError) as error:
                 raise FileError(
                     f"line {number} of {self.path} is damaged: begin anew with --anew"
@@ -63,18 +64,24 @@ class Journal:
         return kept
 
     @property
+    def measurements(self) -> list[Measurement]:
+        """All so far; what was measured again counts once."""
+        return list(self._measurements.values())
+
+    @property
     def done(self) -> set[Cell]:
         """What need not be measured again."""
-        return {measurement.cell for measurement in self.measurements}
+        return set(self._measurements)
 
-    def add(self, measurement: Measurement) -> None:
-        """Keep one measurement; it is on disk when this returns."""
-        self.measurements.append(measurement)
-        self._write(measurement.to_json())
+    def add(self, measurements: Sequence[Measurement]) -> None:
+        """Keep what was measured at once; it is on disk when this returns."""
+        self._measurements |= {one.cell: one for one in measurements}
+        self._write(*(one.to_json() for one in measurements))
 
-    def _write(self, row: Mapping[str, Any]) -> None:
+    def _write(self, *rows: Mapping[str, Any]) -> None:
+        lines = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows)
         try:
-            self._stream.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+            self._stream.write("".join(f"{line}\n" for line in lines))
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as error:

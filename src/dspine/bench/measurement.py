@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,8 +13,10 @@ from dspine.bench.configuration import Configuration
 from dspine.bench.prompts import BenchPrompt
 from dspine.errors import FileError
 
-FORMAT = 1
+FORMAT = 2
 """Changes when an older program could misread a result."""
+READABLE = (1, FORMAT)
+"""Format 1 knows no answers at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,18 @@ class Cell:
     temperature: float
     depth: int
     """Tokens of other text before the prompt."""
+    concurrency: int = 1
+    """Answers that were made at once."""
+    place: int = 0
+    """Number in the order of asking where several are asked at once, else 0."""
+
+    @property
+    def batch(self) -> tuple[object, ...]:
+        """What those that were asked at once have in common, and no others of the same
+        configuration, temperature, depth and concurrency."""
+        if self.concurrency == 1:
+            return self.repeat, self.task, self.prompt
+        return self.repeat, self.place // self.concurrency
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,9 @@ class Measurement:
     accepted_at_slot: tuple[int, ...]
     peak_mib: float | None
     """Most memory that the configuration's process has had so far."""
+    span_ms: float | None = None
+    """From asking until the last one of those asked at once had ended, prompts included; None in
+    results of format 1."""
     device_mib: float | None = None
     """Memory taken of the graphics card when the answer ended; None without one."""
     proposers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -73,6 +91,8 @@ class Measurement:
                 int(row["repeat"]),
                 float(row["temperature"]),
                 int(row["depth"]),
+                int(row.get("concurrency", 1)),
+                int(row.get("place", 0)),
             )
             numbers: dict[str, Any] = {
                 **{name: int(row[name]) for name in _COUNTS},
@@ -85,8 +105,9 @@ class Measurement:
                 **numbers,
                 drafted_at_slot=tuple(int(n) for n in row["drafted_at_slot"]),
                 accepted_at_slot=tuple(int(n) for n in row["accepted_at_slot"]),
-                peak_mib=None if row["peak_mib"] is None else float(row["peak_mib"]),
-                device_mib=None if row["device_mib"] is None else float(row["device_mib"]),
+                peak_mib=_float(row["peak_mib"]),
+                span_ms=_float(row.get("span_ms")),
+                device_mib=_float(row["device_mib"]),
                 proposers={
                     str(name): {str(key): int(n) for key, n in share.items()}
                     for name, share in row["proposers"].items()
@@ -97,6 +118,10 @@ class Measurement:
                 f"a measurement is incomplete or damaged ({type(error).__name__}: {error}): "
                 f"measure again"
             ) from error
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 _COUNTS = ("counted", "steps", "drafted", "accepted", "prompt_tokens")
@@ -117,6 +142,8 @@ class BenchPlan:
     max_tokens: int
     seed: int
     raw: bool = False
+    concurrencies: tuple[int, ...] = (1,)
+    """How many answers at once."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -126,6 +153,7 @@ class BenchPlan:
             "repeats": self.repeats,
             "temperatures": list(self.temperatures),
             "depths": list(self.depths),
+            "concurrencies": list(self.concurrencies),
             "max_tokens": self.max_tokens,
             "seed": self.seed,
             "raw": self.raw,
@@ -137,26 +165,51 @@ class BenchPlan:
         text = json.dumps(self.to_json(), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def turns(self) -> list[tuple[Cell, ...]]:
-        """All cells; those of a turn differ in the configuration only and are measured together.
+    def turns(self) -> list[tuple[tuple[Cell, ...], ...]]:
+        """All cells. Those of an inner tuple are asked at once; the tuples of a turn differ in the
+        configuration only and are measured one after the other.
 
         The first of a turn changes from turn to turn, so that no configuration always follows
         the same one.
         """
         names = [one.name for one in self.configurations]
-        turns: list[tuple[Cell, ...]] = []
-        for repeat in range(self.repeats):
-            for temperature in self.temperatures:
-                for depth in self.depths:
-                    for prompt in self.prompts:
-                        start = len(turns) % len(names)
-                        turns.append(
-                            tuple(
-                                Cell(name, prompt.task, prompt.id, repeat, temperature, depth)
-                                for name in names[start:] + names[:start]
+        turns: list[tuple[tuple[Cell, ...], ...]] = []
+        for repeat, temperature, depth, concurrency in itertools.product(
+            range(self.repeats), self.temperatures, self.depths, self.concurrencies
+        ):
+            for batch in self._batches(concurrency):
+                start = len(turns) % len(names)
+                turns.append(
+                    tuple(
+                        tuple(
+                            Cell(
+                                name,
+                                *(prompt.task, prompt.id, repeat, temperature, depth),
+                                *(concurrency, place if concurrency > 1 else 0),
                             )
+                            for place, prompt in batch
                         )
+                        for name in names[start:] + names[:start]
+                    )
+                )
         return turns
+
+    def cells(self) -> list[Cell]:
+        """All that is to be measured."""
+        return [cell for turn in self.turns() for batch in turn for cell in batch]
+
+    def _batches(self, concurrency: int) -> list[list[tuple[int, BenchPrompt]]]:
+        """(place, prompt) of all prompts, so many at once; the last batch is filled up from the
+        beginning.
+        """
+        count = -(-len(self.prompts) // concurrency)
+        return [
+            [
+                (place, self.prompts[place % len(self.prompts)])
+                for place in range(number * concurrency, (number + 1) * concurrency)
+            ]
+            for number in range(count)
+        ]
 
     def seed_of(self, cell: Cell) -> int:
         """Seed of an answer: the same for all configurations, another one for each repeat."""

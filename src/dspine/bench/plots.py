@@ -1,4 +1,6 @@
-"""Pictures of a result: speed by task, acceptance by slot, speed against depth (matplotlib)."""
+"""Pictures of a result: speed by task, acceptance by slot, speed against depth and against answers
+at once (matplotlib).
+"""
 
 from __future__ import annotations
 
@@ -53,15 +55,22 @@ def picture(result: BenchResult, kind: str) -> bytes:
 
     rows = result.rows
     groups = list(dict.fromkeys((row.temperature, row.depth) for row in rows))
-    depths = sorted({depth for _, depth in groups})
-    first = [row for row in rows if (row.temperature, row.depth) == groups[0]]
+    deep = len({depth for _, depth in groups}) > 1
+    least = min((row.concurrency for row in rows), default=1)
+    busy = any(row.concurrency > 1 for row in rows)
+    at_first = [row for row in rows if (row.temperature, row.depth) == groups[0]]
+    first = [row for row in at_first if row.concurrency == least]
     with matplotlib.rc_context({"svg.hashsalt": "dspine", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(9, 3.4 * (3 if len(depths) > 1 else 2)), layout="constrained")
-        axes = figure.subplots(3 if len(depths) > 1 else 2, 1)
+        count = 2 + deep + busy
+        figure = Figure(figsize=(9, 3.4 * count), layout="constrained")
+        axes = figure.subplots(count, 1)
         _by_task(axes[0], first, result)
         _by_slot(axes[1], first)
-        if len(depths) > 1:
-            _by_depth(axes[2], [row for row in rows if row.temperature == groups[0][0]])
+        if deep:
+            chosen = [r for r in rows if r.temperature == groups[0][0] and r.concurrency == least]
+            _by_depth(axes[2], chosen)
+        if busy:
+            _by_concurrency(axes[-1], at_first)
         return _saved(figure, kind)
 
 
@@ -115,6 +124,22 @@ def _by_depth(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xlabel("depth of the context (tokens)")
     axes.set_ylabel("tokens/s")
     axes.set_title("Speed against depth")
+    axes.legend(fontsize=8)
+
+
+def _by_concurrency(axes: Axes, rows: Sequence[Row]) -> None:
+    whole = _whole(rows)
+    for name in dict.fromkeys(row.configuration for row in whole):
+        own = sorted(
+            (r.concurrency, r.together_per_second)
+            for r in whole
+            if r.configuration == name and r.together_per_second is not None
+        )
+        axes.plot([n for n, _ in own], [speed for _, speed in own], marker="o", label=name)
+    axes.set_xticks(sorted({row.concurrency for row in whole}))
+    axes.set_xlabel("answers at once")
+    axes.set_ylabel("tokens/s of all")
+    axes.set_title("Speed of all answers against their number")
     axes.legend(fontsize=8)
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from dspine.bench.configuration import Configuration
@@ -19,8 +19,9 @@ class Answerer(Protocol):
     facts: Mapping[str, Any]
     """What the configuration turned out to be on this machine."""
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to one request; raises DspineError with what the configuration says."""
+    def answer(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The replies to requests that are made at once; raises DspineError with what the
+        configuration says."""
 
     def close(self) -> None:
         """End it; its memory is free afterwards."""
@@ -48,10 +49,11 @@ class WorkerProcess:
             self.close()
             raise
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return self._ask(request)
+    def answer(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        replies: list[dict[str, Any]] = self._ask(requests)["answers"]
+        return replies
 
-    def _ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, row: object) -> dict[str, Any]:
         requests, replies = self._process.stdin, self._process.stdout
         assert requests is not None and replies is not None
         try:

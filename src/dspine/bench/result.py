@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dspine import machine
-from dspine.bench.measurement import FORMAT, BenchPlan, Measurement
+from dspine.bench.measurement import FORMAT, READABLE, BenchPlan, Measurement
 from dspine.bench.summary import Row, summarise
 from dspine.errors import FileError
 from dspine.files.atomic import atomic_write, reason
@@ -70,10 +70,9 @@ def collect(
 ) -> BenchResult:
     """The result of what was measured so far."""
     plain = next((one.name for one in plan.configurations if one.is_plain), None)
-    wanted = {cell for turn in plan.turns() for cell in turn}
     return BenchResult(
         kind=plan.kind,
-        is_complete=wanted == {one.cell for one in measurements},
+        is_complete=set(plan.cells()) == {one.cell for one in measurements},
         plain=plain,
         plan=plan.to_json(),
         facts=facts,
@@ -94,7 +93,7 @@ def read_result(path: Path) -> BenchResult:
         raise FileError(f"{path} is no result of `dspine bench`: it is not JSON") from error
     if not isinstance(document, dict) or "measurements" not in document:
         raise FileError(f"{path} is no result of `dspine bench` or `dspine eval`: name such a file")
-    if document.get("format") != FORMAT:
+    if document.get("format") not in READABLE:
         raise FileError(
             f"{path} has format {document.get('format')!r}, this dspine reads {FORMAT}: measure "
             f"again, or use the dspine that wrote it"

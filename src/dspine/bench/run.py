@@ -1,9 +1,10 @@
-"""Measures a plan: all configurations of a turn one after the other, each answer kept at once."""
+"""Measures a plan: configurations of a turn one after the other; each answer is kept at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from dspine.bench.configuration import Configuration
@@ -41,20 +42,21 @@ def measure(
     instead of by prompts.
     """
     done = journal.done
-    turns = [[cell for cell in turn if cell not in done] for turn in plan.turns()]
-    runner = _Runner(plan, journal, start, listener, len(done))
+    batches = [batch for turn in plan.turns() for batch in turn if not done.issuperset(batch)]
+    runner = _Runner(plan, journal, start, listener, batches)
     if one_at_a_time:
         for repeat in range(plan.repeats):
             for configuration in plan.configurations:
-                cells = [
-                    cell
-                    for turn in turns
-                    for cell in turn
-                    if cell.repeat == repeat and cell.configuration == configuration.name
-                ]
-                runner.measure(cells)
+                runner.measure(
+                    [
+                        batch
+                        for batch in batches
+                        if batch[0].repeat == repeat
+                        and batch[0].configuration == configuration.name
+                    ]
+                )
     else:
-        runner.measure([cell for turn in turns for cell in turn])
+        runner.measure(batches)
     return runner.facts
 
 
@@ -65,21 +67,21 @@ class _Runner:
         journal: Journal,
         start: Callable[[Configuration], Answerer],
         listener: Listener,
-        done: int,
+        batches: Sequence[tuple[Cell, ...]],
     ) -> None:
         self._plan = plan
         self._journal = journal
         self._start = start
         self._listener = listener
-        self._done = done
-        self._total = sum(len(turn) for turn in plan.turns())
+        self._total = len(plan.cells())
+        self._done = self._total - sum(map(len, batches))
         self._prompts = {(prompt.task, prompt.id): prompt.prompt for prompt in plan.prompts}
         self._filler = filler_text() if any(plan.depths) else ""
         self.facts: dict[str, Mapping[str, Any]] = {}
 
-    def measure(self, cells: list[Cell]) -> None:
-        """Load what these cells need, measure them in order, and end it again."""
-        wanted = {cell.configuration for cell in cells}
+    def measure(self, batches: Sequence[tuple[Cell, ...]]) -> None:
+        """Load what these need, measure them in order, and end it again."""
+        wanted = {batch[0].configuration for batch in batches}
         with ExitStack() as stack:
             answerers = {}
             for configuration in self._plan.configurations:
@@ -90,13 +92,18 @@ class _Runner:
                     self.facts[configuration.name] = answerer.facts
                     self._listener.loaded(configuration.name, answerer.facts)
             for answerer in answerers.values():
-                answerer.answer(self._request(None))
-            for cell in cells:
-                reply = answerers[cell.configuration].answer(self._request(cell))
-                measurement = Measurement.from_json({**reply, **_fields(cell)})
-                self._journal.add(measurement)
-                self._done += 1
-                self._listener.measured(measurement, self._done, self._total)
+                answerer.answer([self._request(None)] * max(self._plan.concurrencies))
+            for batch in batches:
+                requests = [self._request(cell) for cell in batch]
+                replies = answerers[batch[0].configuration].answer(requests)
+                measurements = [
+                    Measurement.from_json({**reply, **asdict(cell)})
+                    for cell, reply in zip(batch, replies, strict=True)
+                ]
+                self._journal.add(measurements)
+                for measurement in measurements:
+                    self._done += 1
+                    self._listener.measured(measurement, self._done, self._total)
 
     def _request(self, cell: Cell | None) -> dict[str, Any]:
         if cell is None:
@@ -117,14 +124,3 @@ class _Runner:
             "depth": cell.depth,
             **({"filler": self._filler} if cell.depth else {}),
         }
-
-
-def _fields(cell: Cell) -> dict[str, Any]:
-    return {
-        "configuration": cell.configuration,
-        "task": cell.task,
-        "prompt": cell.prompt,
-        "repeat": cell.repeat,
-        "temperature": cell.temperature,
-        "depth": cell.depth,
-    }

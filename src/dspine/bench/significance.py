@@ -9,6 +9,7 @@ from dspine.bench.measurement import Measurement
 from dspine.bench.result import BenchResult
 from dspine.bench.summary import (
     ALL,
+    Group,
     Interval,
     Parts,
     acceptance_parts,
@@ -30,6 +31,7 @@ class Change:
     task: str
     temperature: float
     depth: int
+    concurrency: int
     figure: str
     """acceptance length or tokens/s."""
     before: float
@@ -51,7 +53,8 @@ _FIGURES: dict[str, Callable[[Sequence[Measurement]], Parts]] = {
 
 
 def compare_results(first: BenchResult, second: BenchResult) -> list[Change]:
-    """Changes from `first` to `second` for every configuration, task, temperature and depth.
+    """Changes from `first` to `second` for every configuration, task, temperature, depth and
+    concurrency.
 
     Configurations are matched by name; where each result has only one, these two are. Speeds are
     compared in results of `bench` alone. Raises UsageError when nothing was measured in both.
@@ -64,20 +67,12 @@ def compare_results(first: BenchResult, second: BenchResult) -> list[Change]:
     changes = []
     for old, new in _matched(first, second):
         pairs = _pairs(first, old, second, new)
-        for temperature, depth in dict.fromkeys(
-            (a.cell.temperature, a.cell.depth) for a, _ in pairs
-        ):
-            group = [
-                (a, b)
-                for a, b in pairs
-                if (a.cell.temperature, a.cell.depth) == (temperature, depth)
-            ]
+        for where in dict.fromkeys(_where(a) for a, _ in pairs):
+            group = [(a, b) for a, b in pairs if _where(a) == where]
             tasks = tuple(dict.fromkeys(a.cell.task for a, _ in group))
             for task in (*tasks, ALL) if len(tasks) > 1 else tasks:
                 chosen = [(a, b) for a, b in group if task in (ALL, a.cell.task)]
-                changes += [
-                    _change(name, old, new, task, temperature, depth, chosen) for name in figures
-                ]
+                changes += [_change(name, old, new, task, where, chosen) for name in figures]
     if not changes:
         raise UsageError(
             "the two results have no configuration and prompt in common: compare results of the "
@@ -86,13 +81,16 @@ def compare_results(first: BenchResult, second: BenchResult) -> list[Change]:
     return changes
 
 
+def _where(one: Measurement) -> Group:
+    return one.cell.temperature, one.cell.depth, one.cell.concurrency
+
+
 def _change(
     name: str,
     old: str,
     new: str,
     task: str,
-    temperature: float,
-    depth: int,
+    where: Group,
     pairs: Sequence[tuple[Measurement, Measurement]],
 ) -> Change:
     before = _FIGURES[name]([a for a, _ in pairs])
@@ -101,8 +99,9 @@ def _change(
         first=old,
         second=new,
         task=task,
-        temperature=temperature,
-        depth=depth,
+        temperature=where[0],
+        depth=where[1],
+        concurrency=where[2],
         figure=name,
         before=quotient(before),
         after=quotient(after),
@@ -123,9 +122,9 @@ def _pairs(
 ) -> list[tuple[Measurement, Measurement]]:
     def keyed(result: BenchResult, name: str) -> dict[tuple[object, ...], Measurement]:
         return {
-            (c.task, c.prompt, c.repeat, c.temperature, c.depth): one
+            (one.cell.task, one.cell.prompt, one.cell.repeat, *_where(one)): one
             for one in result.measurements
-            if (c := one.cell).configuration == name
+            if one.cell.configuration == name
         }
 
     after = keyed(second, new)

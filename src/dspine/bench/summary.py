@@ -20,8 +20,8 @@ CONFIDENCE = 0.95
 Interval: TypeAlias = tuple[float, float]
 Parts: TypeAlias = npt.NDArray[np.float64]
 """What a figure is made of, a row an answer: figures are quotients of column sums."""
-Group: TypeAlias = tuple[float, int]
-"""Temperature and depth: only answers of the same one are compared."""
+Group: TypeAlias = tuple[float, int, int]
+"""Temperature, depth and concurrency: only speeds of the same one are compared with plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,26 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One configuration on one task (or all), at one temperature and depth. Times a step in ms."""
+    """One configuration on one task (or all), at one temperature, depth and number of answers at
+    once. Times a step in ms.
+    """
 
     configuration: str
     task: str
     temperature: float
     depth: int
+    concurrency: int
     answers: int
     tokens: int
     tokens_per_second: float
+    """Of one answer, its prompt not counted."""
+    together_per_second: float | None
+    """Tokens a second of all answers at once, from asking to the last one's end, prompts included;
+    None for a task of which only some were asked at once."""
+    gain: float | None
+    """Of that over the same prompts one at a time; None where these were not measured."""
+    gain_interval: Interval | None
+    """95 % bootstrap interval over what was asked at once."""
     ratio: float | None
     """To plain decoding, over the same prompts and repeats; None without a plain configuration."""
     ratio_interval: Interval | None
@@ -76,7 +87,8 @@ class Row:
     spread: float | None
     """Standard deviation over mean of the speed of one prompt's repeats, their median."""
     same_text: int | None
-    """Answers that are token by token the plain ones; None without a plain configuration."""
+    """Answers that are token by token the plain ones of one at a time (where these were not
+    measured, of as many at once); None without a plain configuration."""
     differences: tuple[Difference, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -88,38 +100,50 @@ class Row:
 
 
 def summarise(measurements: Iterable[Measurement], plain: str | None) -> list[Row]:
-    """Rows for every temperature and depth, configuration, and task (then all tasks together).
+    """Rows for every temperature, depth and concurrency, configuration, and task (then all tasks
+    together).
 
     `plain` names the configuration that ratios and texts are compared with.
     """
     by_group: dict[Group, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for one in measurements:
-        group = by_group[one.cell.temperature, one.cell.depth]
+        group = by_group[one.cell.temperature, one.cell.depth, one.cell.concurrency]
         group[one.cell.configuration].append(one)
     rows = []
-    for (temperature, depth), configurations in by_group.items():
+    for group_key, configurations in by_group.items():
+        single = by_group.get((*group_key[:2], 1), {})
         base = configurations.get(plain, []) if plain is not None else []
+        texts = single.get(plain, base) if plain is not None else []
         for name, own in configurations.items():
             tasks = tuple(dict.fromkeys(one.cell.task for one in own))
             for task in (*tasks, ALL) if len(tasks) > 1 else tasks:
                 chosen = [one for one in own if task in (ALL, one.cell.task)]
-                rows.append(_row(name, task, temperature, depth, chosen, base))
+                alone = single.get(name, [])
+                rows.append(_row(name, task, group_key, chosen, base, texts, alone))
     return rows
 
 
 def _row(
     name: str,
     task: str,
-    temperature: float,
-    depth: int,
+    group: Group,
     own: Sequence[Measurement],
     base: Sequence[Measurement],
+    texts: Sequence[Measurement],
+    alone: Sequence[Measurement],
 ) -> Row:
+    """`base`: plain answers of the same group, for speed; `texts`: those that texts are compared
+    with; `alone`: the configuration's answers one at a time.
+    """
+    temperature, depth, concurrency = group
     steps = max(1, sum(one.steps for one in own))
     drafted = sum(one.drafted for one in own)
     pairs = _paired(own, base)
     speeds = speed_parts([one for one, _ in pairs]), speed_parts([other for _, other in pairs])
-    differences = [found for one, other in pairs if (found := _difference(one, other))]
+    same = _paired(own, texts)
+    differences = [found for one, other in same if (found := _difference(one, other))]
+    batches = together_parts(own)
+    gains = _gain_parts(own, alone)
     prefill_ms = sum(one.prefill_ms for one in own)
     peaks = [one.peak_mib for one in own if one.peak_mib is not None]
     cards = [one.device_mib for one in own if one.device_mib is not None]
@@ -128,9 +152,13 @@ def _row(
         task=task,
         temperature=temperature,
         depth=depth,
+        concurrency=concurrency,
         answers=len(own),
         tokens=sum(one.counted for one in own),
         tokens_per_second=speed(own),
+        together_per_second=None if batches is None else quotient(batches),
+        gain=None if gains is None else ratio(*gains),
+        gain_interval=None if gains is None else ratio_interval(*gains),
         ratio=ratio(*speeds) if pairs else None,
         ratio_interval=ratio_interval(*speeds) if pairs else None,
         acceptance_length=acceptance_length(own),
@@ -146,7 +174,7 @@ def _row(
         peak_mib=max(peaks, default=None),
         device_mib=max(cards, default=None),
         spread=_spread(own),
-        same_text=len(pairs) - len(differences) if pairs else None,
+        same_text=len(same) - len(differences) if same else None,
         differences=tuple(differences),
     )
 
@@ -169,6 +197,47 @@ def speed_parts(measurements: Sequence[Measurement]) -> Parts:
 def acceptance_parts(measurements: Sequence[Measurement]) -> Parts:
     """(n, 2): tokens and verifies of each answer."""
     return np.array([[one.counted, one.steps] for one in measurements], float).reshape(-1, 2)
+
+
+def together_parts(measurements: Sequence[Measurement]) -> Parts | None:
+    """(n, 2): tokens and seconds of all that was asked at once; None when some of it is missing or
+    was not timed.
+    """
+    batches = _batches(measurements)
+    whole = all(len(batch) == batch[0].cell.concurrency for batch in batches)
+    if not batches or not whole or any(one.span_ms is None for one in measurements):
+        return None
+    return np.array([_together(batch) for batch in batches])
+
+
+def _gain_parts(
+    own: Sequence[Measurement], alone: Sequence[Measurement]
+) -> tuple[Parts, Parts] | None:
+    """`together_parts`, and tokens and seconds of the same prompts one at a time."""
+    parts = together_parts(own)
+    if parts is None or together_parts(alone) is None:
+        return None
+    known = {_key(one): one for one in alone}
+    pairs = [
+        (part, [known[_key(one)] for one in batch])
+        for part, batch in zip(parts, _batches(own), strict=True)
+        if all(_key(one) in known for one in batch)
+    ]
+    if not pairs:
+        return None
+    base = [np.sum([_together([one]) for one in others], axis=0) for _, others in pairs]
+    return np.array([part for part, _ in pairs]), np.array(base)
+
+
+def _batches(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
+    found: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
+    for one in measurements:
+        found[one.cell.batch].append(one)
+    return list(found.values())
+
+
+def _together(batch: Sequence[Measurement]) -> tuple[float, float]:
+    return sum(one.counted for one in batch), (batch[0].span_ms or 0.0) / 1000
 
 
 def quotient(parts: Parts) -> float:
@@ -215,9 +284,12 @@ def _bootstrap(parts: Parts, figures: Callable[[Parts], Parts]) -> Interval | No
 def _paired(
     own: Sequence[Measurement], base: Sequence[Measurement]
 ) -> list[tuple[Measurement, Measurement]]:
-    known = {(o.cell.task, o.cell.prompt, o.cell.repeat): o for o in base}
-    keys = [((o.cell.task, o.cell.prompt, o.cell.repeat), o) for o in own]
-    return [(one, known[key]) for key, one in keys if key in known]
+    known = {_key(one): one for one in base}
+    return [(one, known[_key(one)]) for one in own if _key(one) in known]
+
+
+def _key(one: Measurement) -> tuple[str, str, int]:
+    return one.cell.task, one.cell.prompt, one.cell.repeat
 
 
 def _difference(one: Measurement, plain: Measurement) -> Difference | None:

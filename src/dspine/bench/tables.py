@@ -47,9 +47,11 @@ def tables(result: BenchResult) -> list[Table]:
     """What one wants to see: all tasks together first, then by task, then slots and texts."""
     made: list[Table] = []
     rows = result.rows
+    least = min((row.concurrency for row in rows), default=1)
     for group in dict.fromkeys((row.temperature, row.depth) for row in rows):
-        own = [row for row in rows if (row.temperature, row.depth) == group]
-        whole = [_overall(own, name) for name in dict.fromkeys(row.configuration for row in own)]
+        all_of_it = [row for row in rows if (row.temperature, row.depth) == group]
+        own = [row for row in all_of_it if row.concurrency == least]
+        whole = _wholes(own)
         if result.kind == "bench":
             made += [_main(result, whole), _costs(whole)]
         else:
@@ -57,8 +59,11 @@ def tables(result: BenchResult) -> list[Table]:
         made += _by_task(own, whole, result)
         if any(row.slot_acceptance for row in whole):
             made += _slots(whole)
-        if any(row.differences for row in whole):
-            made.append(_differences(whole))
+        every = _wholes(all_of_it)
+        if any(row.concurrency > 1 for row in every):
+            made.append(_at_once(every, result.plain))
+        if any(row.differences for row in every):
+            made.append(_differences(every))
     return made
 
 
@@ -67,12 +72,13 @@ def csv_text(result: BenchResult) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = (
-        *("configuration", "task", "temperature", "depth", "answers", "tokens"),
-        *("tokens_per_second", "ratio", "acceptance_length", "acceptance_rate"),
+        *("configuration", "task", "temperature", "depth", "concurrency", "answers", "tokens"),
+        *("tokens_per_second", "together_per_second", "gain", "ratio"),
+        *("acceptance_length", "acceptance_rate"),
         *("draft_ms", "verify_ms", "host_ms", "prefill_tokens_per_second"),
         *("peak_mib", "device_mib", "spread", "same_text"),
     )
-    intervals = ("ratio_interval", "acceptance_interval")
+    intervals = ("gain_interval", "ratio_interval", "acceptance_interval")
     writer.writerow(
         [*names, *(f"{name}_{end}" for name in intervals for end in ("low", "high")), "slots"]
     )
@@ -94,7 +100,7 @@ def changes_table(changes: Sequence[Change]) -> Table:
         rows.append(
             (
                 name,
-                _group_words(one.temperature, one.depth),
+                _group_words(one.temperature, one.depth, one.concurrency),
                 one.task,
                 one.figure,
                 f"{one.before:.2f}",
@@ -133,8 +139,40 @@ def _main(result: BenchResult, rows: Sequence[Row]) -> Table:
     spreads = [row.spread for row in rows if row.spread is not None]
     noise = f", repeats spread by {_percent(max(spreads))}" if spreads else ", one repeat"
     title = (
-        f"{_group_words(rows[0].temperature, rows[0].depth)}: {rows[0].answers} answers each"
+        f"{_group_words(rows[0].temperature, rows[0].depth, rows[0].concurrency)}: "
+        f"{rows[0].answers} answers each"
         f"{noise}; draft, verify and host in ms a step"
+    )
+    return Table(title, header, tuple(cells), frozenset(marked))
+
+
+def _at_once(rows: Sequence[Row], plain: str | None) -> Table:
+    header = (
+        *("configuration", "at once", "all tok/s", "to one at a time"),
+        *("each tok/s", "to plain", "accepted", "text"),
+    )
+    ordered = sorted(rows, key=lambda row: row.concurrency)
+    names = list(dict.fromkeys(row.configuration for row in rows))
+    cells: list[tuple[str, ...]] = []
+    marked: set[int] = set()
+    for row in sorted(ordered, key=lambda row: names.index(row.configuration)):
+        if row.differences:
+            marked.add(len(cells))
+        cells.append(
+            (
+                row.configuration,
+                str(row.concurrency),
+                "-" if row.together_per_second is None else f"{row.together_per_second:.1f}",
+                "-" if row.gain is None else f"{row.gain:.2f} {_interval(row.gain_interval)}",
+                f"{row.tokens_per_second:.1f}",
+                "-" if row.ratio is None else f"{row.ratio:.2f}",
+                f"{row.acceptance_length:.2f}",
+                _text_word(row, plain),
+            )
+        )
+    title = (
+        f"{_group_words(rows[0].temperature, rows[0].depth)}, answers at once: tokens a second of "
+        f"all (prompts included) and of each"
     )
     return Table(title, header, tuple(cells), frozenset(marked))
 
@@ -249,19 +287,27 @@ def _differences(rows: Sequence[Row]) -> Table:
     return Table(title, header, cells, frozenset(range(len(cells))))
 
 
-def _overall(rows: Sequence[Row], name: str) -> Row:
-    own = [row for row in rows if row.configuration == name]
-    return next((row for row in own if row.task == ALL), own[0])
+def _wholes(rows: Sequence[Row]) -> list[Row]:
+    """The rows over all tasks; with a single task, its own."""
+    found: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        key = row.configuration, row.concurrency
+        if row.task == ALL or key not in found:
+            found[key] = row
+    return list(found.values())
 
 
 def _text_word(row: Row, plain: str | None) -> str:
-    if row.same_text is None or row.configuration == plain:
+    if row.same_text is None or (row.configuration == plain and row.concurrency == 1):
         return "-"
     return f"{len(row.differences)} differ" if row.differences else "same"
 
 
-def _group_words(temperature: float, depth: int) -> str:
-    return f"temperature {temperature:g}" + (f", depth {depth}" if depth else "")
+def _group_words(temperature: float, depth: int, concurrency: int = 1) -> str:
+    deep = f", depth {depth}" if depth else ""
+    return f"temperature {temperature:g}{deep}" + (
+        f", {concurrency} at once" if concurrency > 1 else ""
+    )
 
 
 def _interval(interval: Interval | None, digits: int = 2) -> str:

@@ -10,13 +10,17 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TextIO
 
 from dspine.engine.engine import Engine
+from dspine.engine.events import Finish, Step
 from dspine.engine.load import load
 from dspine.engine.sampling import SamplingOptions
+from dspine.engine.scheduler import Scheduler
 from dspine.errors import CapacityError, DspineError
 from dspine.ggml import devices
 
@@ -29,11 +33,15 @@ def main() -> None:
     except DspineError as error:
         _reply(replies, {"error": str(error), "exit_code": error.exit_code})
         return
-    with engine:
+    with engine, ExitStack() as stack:
         _reply(replies, facts(engine))
+        scheduler = None
+        if engine.slots > 1:
+            # One for all batches: what its slots learn of the text lasts, as in a server.
+            scheduler = stack.enter_context(closing(engine.scheduler()))
         for line in sys.stdin:
             try:
-                _reply(replies, answer(engine, json.loads(line)))
+                _reply(replies, {"answers": answer(engine, scheduler, json.loads(line))})
             except DspineError as error:
                 _reply(replies, {"error": str(error), "exit_code": error.exit_code})
 
@@ -53,8 +61,29 @@ def facts(engine: Engine) -> dict[str, Any]:
     }
 
 
-def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one request with an empty memory; nothing is taken from the answer before."""
+def answer(
+    engine: Engine, scheduler: Scheduler | None, requests: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Answer requests at once with empty memories; nothing is taken from the answers before.
+
+    Without a scheduler there may be one.
+    """
+    prompts = [_prompt(engine, request) for request in requests]
+    options = [_options(request) for request in requests]
+    started = perf_counter()
+    if scheduler is None:
+        results = [
+            engine.complete(prompt, **chosen)
+            for prompt, chosen in zip(prompts, options, strict=True)
+        ]
+        answers = [(result.tokens, Finish(result.reason, result.stats)) for result in results]
+    else:
+        answers = _together(scheduler, prompts, options)
+    span_ms = (perf_counter() - started) * 1000
+    return [_row(tokens, finish, span_ms) for tokens, finish in answers]
+
+
+def _prompt(engine: Engine, request: Mapping[str, Any]) -> list[int]:
     prompt = engine.encode(request["prompt"], raw=request["raw"])
     depth = request["depth"]
     if depth:
@@ -65,18 +94,50 @@ def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
             f"{len(prompt)} tokens of prompt and {limit} of answer exceed the context of "
             f"{engine.n_ctx}: raise it with -c, or choose a smaller depth"
         )
-    result = engine.complete(
-        prompt,
-        max_tokens=limit,
-        sampling=SamplingOptions(temperature=request["temperature"], seed=request["seed"]),
-        cache_prompt=False,
-    )
-    stats = result.stats
+    return prompt
+
+
+def _options(request: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "tokens": list(result.tokens),
-        "reason": result.reason,
+        "max_tokens": request["max_tokens"],
+        "sampling": SamplingOptions(temperature=request["temperature"], seed=request["seed"]),
+        "cache_prompt": False,
+    }
+
+
+def _together(
+    scheduler: Scheduler, prompts: Sequence[list[int]], options: Sequence[Mapping[str, Any]]
+) -> list[tuple[tuple[int, ...], Finish]]:
+    """All at once, each to its end; the first error ends all of them."""
+    numbers = [
+        scheduler.start(prompt, **chosen) for prompt, chosen in zip(prompts, options, strict=True)
+    ]
+    tokens: dict[int, list[int]] = {number: [] for number in numbers}
+    ends: dict[int, Finish] = {}
+    error: Exception | None = None
+    while scheduler.free_slots() < scheduler.n_slots:
+        for number, event in scheduler.step():
+            if isinstance(event, Exception):
+                error = error or event
+                for other in numbers:
+                    scheduler.cancel(other)
+            elif isinstance(event, Finish):
+                ends[number] = event
+            elif isinstance(event, Step):
+                tokens[number] += event.tokens
+    if error is not None:
+        raise error
+    return [(tuple(tokens[number]), ends[number]) for number in numbers]
+
+
+def _row(tokens: Sequence[int], finish: Finish, span_ms: float) -> dict[str, Any]:
+    stats = finish.stats
+    return {
+        "tokens": list(tokens),
+        "reason": finish.reason,
         "counted": stats.tokens,
         "wall_ms": stats.wall_ms,
+        "span_ms": span_ms,
         "steps": stats.steps,
         "drafted": stats.drafted,
         "accepted": stats.accepted,

@@ -20,6 +20,7 @@ from dspine.errors import UsageError
 from dspine.machine import state_folder
 
 if TYPE_CHECKING:
+    from dspine.bench.configuration import Configuration
     from dspine.bench.measurement import BenchPlan, Measurement
     from dspine.bench.prompts import BenchPrompt
     from dspine.bench.result import BenchResult
@@ -84,15 +85,19 @@ def chosen_prompts(options: Options, default: Sequence[str]) -> list[BenchPrompt
     return unique
 
 
-def number_list(options: Options, name: str, kind: type[int | float]) -> tuple[Any, ...]:
-    """Numbers of at least 0 from a text such as 0,4096; doubles are dropped."""
+def number_list(
+    options: Options, name: str, kind: type[int | float], least: int = 0
+) -> tuple[Any, ...]:
+    """Numbers of at least `least` from a text such as 0,4096; doubles are dropped."""
     text = options.text(name) or ""
     try:
         numbers = [kind(part) for part in text.split(",")]
     except ValueError:
         numbers = [kind(-1)]
-    if not all(number >= 0 for number in numbers):  # nan as well
-        raise UsageError(f"--{name} is {text!r}: give numbers of at least 0, as in 0,1")
+    if not all(number >= least for number in numbers):  # nan as well
+        raise UsageError(
+            f"--{name} is {text!r}: give numbers of at least {least}, as in {least},{least + 1}"
+        )
     return tuple(dict.fromkeys(numbers))
 
 
@@ -107,6 +112,10 @@ def make_plan(
     configurations = parse_configurations(
         texts, common_options(options, pair), has_drafter=has_drafter
     )
+    concurrencies = number_list(options, "concurrency", int, 1) if kind == "bench" else (1,)
+    most = max(concurrencies)
+    if most > 1:
+        configurations = [_parallel(one, most) for one in configurations]
     return BenchPlan(
         kind=kind,
         configurations=tuple(configurations),
@@ -117,7 +126,16 @@ def make_plan(
         max_tokens=options.number("predict"),
         seed=0,
         raw=options.switch("raw"),
+        concurrencies=concurrencies,
     )
+
+
+def _parallel(configuration: Configuration, count: int) -> Configuration:
+    """With so many slots, each with the context that one alone would have."""
+    chosen = {**configuration.options, "parallel": count}
+    if "n_ctx" in chosen:
+        chosen["n_ctx"] *= count
+    return replace(configuration, options=chosen)
 
 
 def run_plan(options: Options, plan: BenchPlan, pair: Pair) -> int:

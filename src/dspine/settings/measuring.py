@@ -85,6 +85,17 @@ MEASURING_SETTINGS: tuple[Setting, ...] = (
         placeholder="LIST",
     ),
     Setting(
+        name="concurrency",
+        flags=("--concurrency",),
+        kind="text",
+        default="1",
+        in_environment=False,
+        group="What",
+        help="Answers made at once, separated by commas, as in 1,2,4; each has the context of -c.",
+        commands=("bench",),
+        placeholder="LIST",
+    ),
+    Setting(
         name="one_at_a_time",
         flags=("--one-at-a-time",),
         kind="switch",
@@ -131,7 +142,8 @@ MEASURING_SETTINGS: tuple[Setting, ...] = (
         default=None,
         in_environment=False,
         group="Output",
-        help="Draw speed by task, acceptance by slot and speed against depth (PNG or SVG).",
+        help="Draw speed by task, acceptance by slot, speed against depth and against answers at "
+        "once (PNG or SVG).",
         commands=_BOTH,
         placeholder="FILE",
     ),
