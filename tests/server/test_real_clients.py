@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,19 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 PROGRAM = [sys.executable, "-c", "from dspine.cli.main import main; main()", "serve"]
-QUICK = ("-t", "1", "-c", "1024", "--temp", "0", "--no-calibrate", "--spec-draft-n-max", "3")
+QUICK = (
+    "-t",
+    "1",
+    "-np",
+    "4",
+    "-c",
+    "4096",
+    "--temp",
+    "0",
+    "--no-calibrate",
+    "--spec-draft-n-max",
+    "3",
+)
 QUESTION = "Write a Python function that adds two numbers."
 
 
@@ -53,8 +67,10 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"), "--port", "0", "--api-key", "key")
+def server(tmp_path_factory: pytest.TempPathFactory, users_cache: Path) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSPINE_CACHE_DIR", str(users_cache))
+        made = Server(tmp_path_factory.mktemp("server"), "--port", "0", "--api-key", "key")
     yield made
     made.process.send_signal(signal.SIGTERM)
     assert made.process.wait(30) == 0, made.log
@@ -186,6 +202,48 @@ def test_a_client_that_hangs_up_frees_the_slot(server: Server, client: OpenAI) -
     client.chat.completions.create(model="x", messages=ask("Hi."), max_tokens=1)
     assert time.monotonic() - started < 5
     assert server.process.poll() is None
+
+
+def test_four_clients_at_once_get_what_each_gets_alone(
+    client: OpenAI, server: Server, users_cache: Path
+) -> None:
+    questions = (QUESTION, "Name three rivers.", "Count from 1 to 20.", "Why is the sky blue?")
+
+    def text(question: str) -> str:
+        chunks = client.chat.completions.create(
+            model="x", messages=ask(question), max_tokens=32, stream=True
+        )
+        return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+    alone = [text(question) for question in questions]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(text, questions * 2))
+    # Where a row does not depend on its batch the texts are the same to the byte; elsewhere a
+    # near-tie may part them, and nothing else may.
+    if rows_are_invariant(users_cache):
+        assert together == alone * 2
+    else:
+        assert all(a[:10] == b[:10] for a, b in zip(together, alone * 2, strict=True))
+    request = urllib.request.Request(
+        f"{server.address}/slots", headers={"Authorization": "Bearer key"}
+    )
+    with urllib.request.urlopen(request, timeout=5) as reply:
+        slots = json.load(reply)
+    assert [slot["n_ctx"] for slot in slots] == [1024] * 4
+    assert sum(slot["n_held"] > 0 for slot in slots) == 4, "one slot has answered nothing"
+
+
+def rows_are_invariant(cache: Path) -> bool:
+    """Whether programs with this cache compute with the CPU kernels."""
+    script = "from dspine.llama.library import find_library; print(find_library().kernels.active)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "DSPINE_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip() == "True"
 
 
 def test_a_port_that_is_taken_is_told(server: Server) -> None:

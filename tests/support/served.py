@@ -15,6 +15,7 @@ from dspine.server.app import ServerOptions, Service, make_app
 from dspine.server.requests import Defaults
 from dspine.server.routes import routes
 from tests.support.fake_engine import EOS, VOCAB, make_engine
+from tests.support.fake_slots import make_slots
 from tests.support.fake_target import FakeTarget
 
 MARK = b"A:"
@@ -55,15 +56,18 @@ class SlowTarget(FakeTarget):
 
 
 def make_service(
-    target: FakeTarget,
-    *,
+    *targets: FakeTarget,
     template: str = TEMPLATE,
     load: Callable[[], Engine] | None = None,
     max_tokens: int | None = None,
     **options: Any,
 ) -> Service:
+    """A service with a slot for each target."""
+
     def make() -> Engine:
-        return make_engine(target, template=template)
+        if len(targets) > 1:
+            return make_slots(*targets, template=template)
+        return make_engine(targets[0], template=template)
 
     def defaults(engine: Engine) -> Defaults:
         return Defaults(

@@ -56,13 +56,14 @@ def command(options: Options) -> int:
 
     def load() -> Engine:
         started = time.perf_counter()
-        engine = open_engine(options)
+        engine = open_engine(options, parallel=options.number("parallel"))
         for notice in engine.notices:
             warn(notice)
         if options.switch("warmup"):
             engine.complete("Say hello.", max_tokens=8)
         seconds = time.perf_counter() - started
-        click.echo(f"loaded {model.name} in {seconds:.1f} s", err=True)
+        slots = f", {engine.slots} slots of {engine.n_ctx} tokens" if engine.slots > 1 else ""
+        click.echo(f"loaded {model.name} in {seconds:.1f} s{slots}", err=True)
         return engine
 
     def defaults(engine: Engine) -> Defaults:

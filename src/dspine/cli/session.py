@@ -151,9 +151,9 @@ def open_session(engine: Engine, file: Path | None, system: str | None) -> Sessi
     return Session.load(engine, file)
 
 
-def open_engine(options: Options, *, may_draft_later: bool = False) -> Engine:
+def open_engine(options: Options, *, may_draft_later: bool = False, parallel: int = 1) -> Engine:
     """Load the pair that the options name; nothing of the drafter is loaded for --plain, unless
-    `may_draft_later`."""
+    `may_draft_later`. `parallel` requests can then be answered at once."""
     from dspine.engine.load import load
 
     logging.basicConfig(format="dspine: %(message)s", level=logging.WARNING)
@@ -165,6 +165,7 @@ def open_engine(options: Options, *, may_draft_later: bool = False) -> Engine:
         drafter,
         proposer="none" if plain else options.choice("proposer"),
         n_ctx=options.positive("ctx_size"),
+        parallel=parallel,
         n_threads=options.positive("threads"),
         n_batch=options.number("batch_size"),
         n_gpu_layers=options.number("n_gpu_layers"),

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -179,6 +179,8 @@ class _Guard:
         try:
             self._check(scope)
             await self._app(scope, counted, noted)
+        except ClientDisconnect:
+            return  # in the middle of its request or of the reply: nobody is there to be told
         except Exception as error:
             if has_begun:  # nothing can be said any more
                 log.error("a reply broke off", exc_info=error)

@@ -69,9 +69,10 @@ async def _answer(
     raw, variables = options.pop("raw", False), options.pop("variables", {})
     tokens = await run_in_threadpool(engine.encode, wish.prompt, raw=raw, variables=variables)
     if len(tokens) >= engine.n_ctx:
+        fewer = " or a smaller -np" if engine.slots > 1 else ""
         raise CapacityError(
             f"the prompt has {len(tokens)} tokens and leaves no room for an answer in the context "
-            f"of {engine.n_ctx}: shorten it, or start the server with a larger -c"
+            f"of {engine.n_ctx}: shorten it, or start the server with a larger -c{fewer}"
         )
     if made.options.logs_prompts:
         log.info("prompt %s", json.dumps(wish.prompt, ensure_ascii=False, default=str))
@@ -81,7 +82,7 @@ async def _answer(
     writer = Writer(kind, made.options.alias, piece, wish)
     events = made.thread.answer(Job(tokens, options))
     if wish.is_stream:
-        return await _stream(made, events, wish, reader, writer)
+        return await _stream(request, made, events, wish, reader, writer)
     return await _reply(request, made, events, reader, writer)
 
 
@@ -102,15 +103,14 @@ async def _reply(
         document, stats = answering.result()
     finally:
         for task in (answering, watching):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+            await _end(task)
         await _close(events)
     _count(made, stats)
     return JSONResponse(document)
 
 
 async def _stream(
+    request: Request,
     made: Service,
     events: AsyncIterator[Event],
     wish: Wish,
@@ -120,13 +120,21 @@ async def _stream(
     """Server-sent events, one a verify; what fails early fails with a status."""
     documents = chunks(events, wish, reader, writer)
     first = asyncio.ensure_future(anext(documents))
+    watching = asyncio.ensure_future(watch_disconnect(request))
     try:
-        done, _ = await asyncio.wait({first}, timeout=_SOON)
+        await asyncio.wait({first, watching}, timeout=_SOON, return_when=asyncio.FIRST_COMPLETED)
+        has_left = watching.done() and not first.done()
     except asyncio.CancelledError:
-        first.cancel()
+        await _end(first)
         await _close(events)
         raise
-    if done and first.exception() is not None:
+    finally:
+        await _end(watching)
+    if has_left:
+        await _end(first)
+        await _close(events)
+        return Response(status_code=499)
+    if first.done() and first.exception() is not None:
         await _close(events)
         raise first.exception() or RuntimeError
     body = _body(made, events, documents, first)
@@ -162,10 +170,15 @@ async def _body(
             waiting = asyncio.ensure_future(anext(documents))
         yield DONE
     finally:
-        waiting.cancel()
-        with suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
-            await waiting
+        await _end(waiting)
         await _close(events)
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task that nobody waits for, and wait until it is over."""
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await task
 
 
 async def _close(events: AsyncIterator[Event]) -> None:

@@ -1,4 +1,4 @@
-"""One thread owns the engine; requests wait in a queue and hear events as they come."""
+"""One thread owns the engine; requests wait for a slot and hear events as they come."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dspine.engine.engine import Engine
-from dspine.engine.events import Event, Finish
+from dspine.engine.events import Event, Finish, Step
 from dspine.engine.prompt import Prompt
+from dspine.engine.scheduler import Scheduler
+from dspine.engine.slots import SlotFacts
 from dspine.errors import DspineError
 
 State = Literal["loading", "ready", "failed", "stopped"]
@@ -31,9 +33,9 @@ class Job:
     options: Mapping[str, Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Ticket:
-    """A job in the queue, and the way back to who asked."""
+    """A job that waits or runs, and the way back to who asked."""
 
     job: Job
     loop: asyncio.AbstractEventLoop
@@ -46,17 +48,31 @@ class _Ticket:
             self.loop.call_soon_threadsafe(self.inbox.put_nowait, item)
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Decodes in which answers got tokens, and how many answers these were, summed up."""
+
+    decodes: int = 0
+    busy: int = 0
+
+
 class EngineThread:
-    """Loads the engine, then answers one request after the other, first come, first served."""
+    """Loads the engine, then answers as many requests at once as it has slots, first come, first
+    served.
+    """
 
     def __init__(self, load: Callable[[], Engine], *, queue_limit: int) -> None:
-        """`queue_limit` requests may wait beside the one that runs."""
+        """`queue_limit` requests may wait beside those that have a slot."""
         self._load = load
         self._queue_limit = queue_limit
         self._waiting: deque[_Ticket] = deque()
-        self._running: _Ticket | None = None
+        self._running: set[_Ticket] = set()
+        self._answers: dict[int, _Ticket] = {}
+        """By the scheduler's number; the engine's thread alone uses it."""
         self._changed = threading.Condition()
         self._engine: Engine | None = None
+        self._slots: Sequence[SlotFacts] = ()
+        self._did = Load()
         self._error: DspineError | None = None
         self._state: State = "loading"
         self._thread = threading.Thread(target=self._work, name="dspine-engine", daemon=True)
@@ -85,8 +101,18 @@ class EngineThread:
 
     @property
     def n_running(self) -> int:
-        """1 while an answer is made, else 0."""
-        return int(self._running is not None)
+        """Requests that have a slot."""
+        return len(self._running)
+
+    @property
+    def slots(self) -> Sequence[SlotFacts]:
+        """Every slot as it was after the newest step."""
+        return self._slots
+
+    @property
+    def did(self) -> Load:
+        """How full the decodes were so far."""
+        return self._did
 
     def start(self) -> None:
         """Begin to load."""
@@ -102,7 +128,7 @@ class EngineThread:
             return
         self._thread.join(seconds)
         with self._changed:
-            for ticket in (*self._waiting, *([self._running] if self._running else [])):
+            for ticket in (*self._waiting, *self._running):
                 ticket.cancel.set()
         self._thread.join()
 
@@ -114,9 +140,10 @@ class EngineThread:
         loop = asyncio.get_running_loop()
         ticket = _Ticket(job, loop, asyncio.Queue())
         with self._changed:
-            if self._state != "ready":
+            if self._state != "ready" or self._engine is None:
                 raise BusyError(_unready(self._state))
-            if len(self._waiting) >= self._queue_limit:
+            ahead = len(self._waiting) + len(self._running)
+            if ahead >= self._engine.slots + self._queue_limit:
                 raise BusyError(
                     f"{len(self._waiting)} requests are waiting, which is the limit: try again "
                     f"later, or raise --queue"
@@ -147,35 +174,80 @@ class EngineThread:
             self._state = "failed"
             raise
         with engine:
+            scheduler = engine.scheduler()
+            self._slots = scheduler.slots()
             with self._changed:
                 self._engine = engine
                 if self._state == "loading":
                     self._state = "ready"
-            while (ticket := self._next()) is not None:
-                self._run(engine, ticket)
-                with self._changed:
-                    self._running = None
+            while self._has_work():
+                try:
+                    self._admit(scheduler)
+                    self._step(scheduler)
+                except Exception as error:  # noqa: BLE001 - no single answer's fault: all are told
+                    scheduler.close()
+                    self._give_up(error)
+                    scheduler = engine.scheduler()
+                self._slots = scheduler.slots()
+            scheduler.close()
             self._engine = None
 
-    def _next(self) -> _Ticket | None:
+    def _has_work(self) -> bool:
+        """Wait until there is something to do; False when there never will be."""
         with self._changed:
-            while not self._waiting:
+            while not self._waiting and not self._running:
                 if self._state == "stopped":
-                    return None
+                    return False
                 self._changed.wait()
-            self._running = self._waiting.popleft()
-            return self._running
+        return True
 
-    def _run(self, engine: Engine, ticket: _Ticket) -> None:
-        if ticket.cancel.is_set():
+    def _admit(self, scheduler: Scheduler) -> None:
+        """Give free slots to those that wait longest."""
+        while scheduler.free_slots():
+            with self._changed:
+                if not self._waiting:
+                    return
+                ticket = self._waiting.popleft()
+                self._running.add(ticket)
+            if ticket.cancel.is_set():
+                self._end(ticket, BusyError(_unready(self._state)))
+                continue
+            try:
+                number = scheduler.start(
+                    ticket.job.prompt, cancel=ticket.cancel, **ticket.job.options
+                )
+            except Exception as error:  # noqa: BLE001 - whoever asked is told, the next one is served
+                self._end(ticket, error)
+                continue
+            self._answers[number] = ticket
+            self._slots = scheduler.slots()
+
+    def _step(self, scheduler: Scheduler) -> None:
+        """One step of all answers; who asked hears of it."""
+        if not self._answers:
             return
-        try:
-            for event in engine.generate(
-                ticket.job.prompt, cancel=ticket.cancel, **ticket.job.options
-            ):
+        busy = 0
+        for number, event in scheduler.step():
+            ticket = self._answers[number]
+            if isinstance(event, Step):
+                busy += 1
+            if isinstance(event, Finish | Exception):
+                del self._answers[number]
+                self._end(ticket, event)
+            else:
                 ticket.tell(event)
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, the next one is served
-            ticket.tell(error)
+        if busy:
+            self._did = Load(self._did.decodes + 1, self._did.busy + busy)
+
+    def _end(self, ticket: _Ticket, item: Event | BaseException) -> None:
+        # First the slot is free, then who asked may look at it.
+        self._running.discard(ticket)
+        ticket.tell(item)
+
+    def _give_up(self, error: Exception) -> None:
+        self._answers.clear()
+        for ticket in tuple(self._running):
+            self._end(ticket, error)
 
     def wait_ready(self, seconds: float) -> bool:
         """Wait until it is loaded or has failed; whether it is ready."""

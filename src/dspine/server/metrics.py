@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from dspine.engine.stats import Stats
+from dspine.server.engine_thread import Load
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PREFIX = "llamacpp:"
@@ -30,7 +31,9 @@ class Metrics:
         self._cached_tokens = counter("prompt_tokens_cached", "Prompt tokens taken from memory.")
         self._tokens = counter("tokens_predicted", "Tokens generated.")
         self._seconds = counter("tokens_predicted_seconds", "Time of generating tokens.")
-        self._decodes = counter("n_decode", "Decodes of the target for answers.")
+        self._decodes = counter("n_decode", "Decodes of the target that gave tokens.")
+        self._seen = 0
+        self._busy = gauge("n_busy_slots_per_decode", "Answers that got tokens of a decode, mean.")
         self._drafts = counter("spec_decode_num_drafts", "Verifies that had drafts.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Drafts accepted.")
@@ -54,7 +57,6 @@ class Metrics:
         self._cached_tokens.inc(stats.cached_tokens)
         self._tokens.inc(stats.tokens)
         self._seconds.inc(stats.wall_ms / 1000)
-        self._decodes.inc(stats.steps)
         self._drafts.inc(stats.steps_with_drafts)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted)
@@ -66,8 +68,11 @@ class Metrics:
         """Count one reply of any route."""
         self._requests.labels(status=str(status)).inc()
 
-    def text(self, *, running: int, waiting: int) -> bytes:
+    def text(self, running: int, waiting: int, did: Load) -> bytes:
         """All of it, as Prometheus reads it."""
         self._processing.set(running)
         self._deferred.set(waiting)
+        self._decodes.inc(did.decodes - self._seen)
+        self._seen = did.decodes
+        self._busy.set(did.busy / did.decodes if did.decodes else 0)
         return generate_latest(self._registry)

@@ -52,7 +52,7 @@ async def props(request: Request) -> Response:
         {
             "model_alias": made.options.alias,
             "model_path": engine.model_path.name,
-            "total_slots": 1,
+            "total_slots": engine.slots,
             "chat_template": made.defaults.template,
             "build_info": f"dspine {version('dspine')}",
             "modalities": {"vision": False, "audio": False},
@@ -82,12 +82,17 @@ async def slots(request: Request) -> Response:
     return JSONResponse(
         [
             {
-                "id": 0,
-                "n_ctx": engine.n_ctx,
-                "is_processing": bool(made.thread.n_running),
+                "id": slot.id,
+                "n_ctx": slot.n_ctx,
+                "is_processing": slot.state != "idle",
+                "state": slot.state,
+                "n_prompt_tokens": slot.prompt_tokens,
+                "n_decoded": slot.decoded_tokens,
+                "n_held": slot.held_tokens,
                 "n_waiting": made.thread.n_waiting,
                 "speculative": engine.proposer != "none",
             }
+            for slot in made.thread.slots
         ]
     )
 
@@ -95,7 +100,8 @@ async def slots(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     made = service(request)
-    text = made.metrics.text(running=made.thread.n_running, waiting=made.thread.n_waiting)
+    thread = made.thread
+    text = made.metrics.text(thread.n_running, thread.n_waiting, thread.did)
     return Response(text, media_type=CONTENT_TYPE)
 
 

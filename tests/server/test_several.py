@@ -1,0 +1,420 @@
+"""Several requests at once: slots, queue, those who leave, errors of one, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
+from itertools import groupby
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from starlette.testclient import TestClient
+
+from dspine.engine.engine import Engine
+from dspine.engine.events import Event, Finish, Prefill, Step
+from dspine.errors import DspineError, UsageError
+from dspine.server.app import Service
+from dspine.server.engine_thread import BusyError, EngineThread, Job
+from tests.support.fake_engine import VOCAB
+from tests.support.fake_target import FakeTarget
+from tests.support.served import TEMPLATE, SlowTarget, make_service, says, serving
+
+ASK = {"messages": [{"role": "user", "content": "Hello"}]}
+PROMPT = [*b"A:"]
+LETTERS = "".join(Random(5).choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=120))
+"""A text that hardly repeats itself, so that a step gives few tokens."""
+_T = TypeVar("_T")
+
+
+def until(what: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until it is so."""
+    limit = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < limit, "it did not happen"
+        time.sleep(0.005)
+
+
+def with_thread(
+    service: Service, scenario: Callable[[EngineThread], Coroutine[Any, Any, _T]]
+) -> _T:
+    """Run a scenario on a started engine thread, and stop that."""
+    service.thread.start()
+    assert service.thread.wait_ready(20)
+    try:
+        return asyncio.run(scenario(service.thread))
+    finally:
+        service.thread.stop(20)
+
+
+async def read(events: AsyncIterator[Event], seen: list[tuple[str, Event]], name: str) -> str:
+    """The text of an answer; its events go to `seen`."""
+    text = ""
+    async for event in events:
+        seen.append((name, event))
+        if isinstance(event, Step):
+            text += event.text
+    return text
+
+
+class TimedTarget(SlowTarget):
+    """Remembers when it decoded."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.times: list[float] = []
+
+    def decode(self, *arguments: Any) -> None:
+        super().decode(*arguments)
+        self.times.append(time.perf_counter())
+
+
+def zip_times(targets: Sequence[TimedTarget]) -> list[tuple[str, float]]:
+    """(name, time) of every decode."""
+    return [("abcdefgh"[i], at) for i, target in enumerate(targets) for at in target.times]
+
+
+def gated(count: int) -> list[TimedTarget]:
+    """Targets that all say `text`, and decode only while the first one's gate is open."""
+    targets = [TimedTarget(says(LETTERS), VOCAB, n_ctx=512) for _ in range(count)]
+    for target in targets[1:]:
+        target.may_go = targets[0].may_go
+    return targets
+
+
+def _has(thread: EngineThread, count: int) -> bool:
+    return thread.n_running + thread.n_waiting >= count
+
+
+async def ask_all(
+    thread: EngineThread, gate: threading.Event, count: int, seen: list[tuple[str, Event]]
+) -> list[asyncio.Task[str]]:
+    """`count` jobs a, b, ... in that order, of which none has gone on before the gate opens."""
+    gate.clear()
+    tasks = []
+    for number in range(count):
+        job = Job(PROMPT, {"max_tokens": 100})
+        tasks.append(asyncio.create_task(read(thread.answer(job), seen, "abcdefgh"[number])))
+        await asyncio.to_thread(until, partial(_has, thread, number + 1))
+    return tasks
+
+
+def test_two_streams_take_turns_and_say_what_they_say_alone() -> None:
+    targets = gated(2)
+
+    async def scenario(thread: EngineThread) -> list[str]:
+        tasks = await ask_all(thread, targets[0].may_go, 2, [])
+        targets[0].may_go.set()
+        return await asyncio.gather(*tasks)
+
+    assert with_thread(make_service(*targets), scenario) == [LETTERS[:100]] * 2
+    turns = "".join(name for name, _ in sorted(zip_times(targets), key=lambda pair: pair[1]))
+    both = turns[turns.index("b") : turns.rindex("a")]
+    runs = [len(list(group)) for _, group in groupby(both)]
+    assert len(runs) > 60 and max(runs) <= 2, f"one of the two had to wait: {turns}"
+
+
+def test_requests_get_slots_in_the_order_in_which_they_came() -> None:
+    targets = gated(2)
+
+    async def scenario(thread: EngineThread) -> tuple[list[str], list[tuple[str, Event]]]:
+        seen: list[tuple[str, Event]] = []
+        tasks = await ask_all(thread, targets[0].may_go, 6, seen)
+        assert thread.n_waiting >= 4
+        targets[0].may_go.set()
+        return await asyncio.gather(*tasks), seen
+
+    texts, seen = with_thread(make_service(*targets), scenario)
+    assert texts == [LETTERS[:100]] * 6
+    begun = [name for name, event in seen if isinstance(event, Prefill)]
+    assert begun == sorted(begun)
+    # Never more at a time than there are slots.
+    running = most = 0
+    for _, event in seen:
+        running += isinstance(event, Prefill) - isinstance(event, Finish)
+        most = max(most, running)
+    assert most == 2
+
+
+def test_the_queue_has_a_limit_beside_the_slots_and_every_route_tells_the_truth() -> None:
+    targets = gated(2)
+    service = make_service(*targets, queue_limit=1)
+    with serving(service) as client:
+        assert client.get("/props").json()["total_slots"] == 2
+        idle = client.get("/slots").json()
+        assert [(slot["id"], slot["state"], slot["is_processing"]) for slot in idle] == [
+            (0, "idle", False),
+            (1, "idle", False),
+        ]
+        targets[0].may_go.clear()
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(client.post("/v1/chat/completions", json=ASK).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for number, thread in enumerate(threads):
+            thread.start()
+            until(partial(_has, service.thread, number + 1))
+        full = client.post("/v1/chat/completions", json=ASK)
+        assert full.status_code == 503 and full.headers["Retry-After"] == "1"
+        values = metrics(client.get("/metrics").text)
+        assert values["requests_processing"] + values["requests_deferred"] == 3
+        targets[0].may_go.set()
+        for thread in threads:
+            thread.join(20)
+        assert statuses == [200] * 3
+        until(lambda: all(slot["state"] == "idle" for slot in client.get("/slots").json()))
+        values = metrics(client.get("/metrics").text)
+        assert values["requests_processing"] == values["requests_deferred"] == 0
+        assert 1 <= values["n_busy_slots_per_decode"] <= 2
+        # A decode of both counts once, and every answer took more than 30.
+        assert 30 < values["n_decode_total"] < 3 * 120
+        assert [slot["n_held"] > 100 for slot in client.get("/slots").json()] == [True, True]
+
+
+def metrics(text: str) -> dict[str, float]:
+    found = re.findall(r"^llamacpp:(\w+) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_slots_tell_what_each_one_does() -> None:
+    targets = gated(2)
+
+    async def scenario(thread: EngineThread) -> None:
+        seen: list[tuple[str, Event]] = []
+        [task] = await ask_all(thread, targets[0].may_go, 1, seen)
+        await asyncio.to_thread(until, lambda: thread.slots[0].state != "idle")
+        first, second = thread.slots
+        assert (first.prompt_tokens, first.decoded_tokens) == (2, 0)
+        assert (second.state, second.answer) == ("idle", None)
+        targets[0].may_go.set()
+        await task
+
+    with_thread(make_service(*targets), scenario)
+
+
+def test_one_who_leaves_frees_its_slot_and_disturbs_nobody() -> None:
+    targets = gated(2)
+
+    async def scenario(thread: EngineThread) -> tuple[str, str]:
+        seen: list[tuple[str, Event]] = []
+        left, stays = await ask_all(thread, targets[0].may_go, 2, seen)
+        waits = asyncio.create_task(read(thread.answer(Job(PROMPT, {"max_tokens": 20})), seen, "c"))
+        await asyncio.sleep(0)
+        targets[0].may_go.set()
+        while not any(name == "a" and isinstance(event, Step) for name, event in seen):
+            await asyncio.sleep(0)
+        left.cancel()
+        texts = await stays, await waits
+        order = [name for name, event in seen if isinstance(event, Finish)]
+        assert order == ["c", "b"], "the one that waited had to wait for the slot of the other"
+        assert thread.n_running == thread.n_waiting == 0
+        return texts
+
+    for target in targets:  # slow enough that 100 tokens are not over before "a" has left
+        _unhurried(target)
+    texts = with_thread(make_service(*targets), scenario)
+    assert texts == (LETTERS[:100], LETTERS[:20])
+
+
+def _unhurried(target: SlowTarget) -> None:
+    decode = target.decode
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.002)
+        decode(*arguments)
+
+    target.decode = slowly  # type: ignore[method-assign]
+
+
+def test_one_who_leaves_the_queue_is_never_answered() -> None:
+    targets = gated(2)
+
+    async def scenario(thread: EngineThread) -> list[tuple[str, Event]]:
+        seen: list[tuple[str, Event]] = []
+        tasks = await ask_all(thread, targets[0].may_go, 4, seen)
+        tasks[3].cancel()
+        await asyncio.sleep(0.02)
+        targets[0].may_go.set()
+        await asyncio.gather(*tasks[:3])
+        return seen
+
+    assert "d" not in {name for name, _ in with_thread(make_service(*targets), scenario)}
+
+
+class Brittle(SlowTarget):
+    """Its choices fail when it is told so."""
+
+    fails = False
+
+    def argmax(self, row: int) -> int:
+        if self.fails:
+            raise RuntimeError("the choice failed")
+        return super().argmax(row)
+
+
+def test_an_error_of_one_answer_is_told_to_that_one_alone() -> None:
+    good, bad = (Brittle(says(LETTERS), VOCAB, n_ctx=512) for _ in range(2))
+    bad.may_go = good.may_go
+
+    async def scenario(thread: EngineThread) -> None:
+        seen: list[tuple[str, Event]] = []
+        first, second = await ask_all(thread, good.may_go, 2, seen)
+        wrong = thread.answer(Job(PROMPT, {"max_tokens": 9, "max_drafts": -1}))
+        bad.fails = True
+        good.may_go.set()
+        with pytest.raises(RuntimeError, match="the choice failed"):
+            await second
+        with pytest.raises(UsageError, match="max_drafts is -1"):
+            await anext(wrong)
+        assert await first == LETTERS[:100]
+        bad.fails = False
+        again = [read(thread.answer(Job(PROMPT, {"max_tokens": 30})), [], "x") for _ in range(3)]
+        assert await asyncio.gather(*again) == [LETTERS[:30]] * 3
+
+    with_thread(make_service(good, bad), scenario)
+
+
+def test_a_step_that_fails_as_a_whole_is_told_to_all_and_the_next_ones_are_served() -> None:
+    class OnceError(Exception):
+        pass
+
+    made: list[Engine] = []
+
+    def load() -> Engine:
+        from tests.support.fake_slots import make_slots
+
+        engine = make_slots(*targets, template=TEMPLATE)
+        real = engine.scheduler
+
+        def scheduler() -> Any:
+            found = real()
+            if not made:
+                made.append(engine)
+                found.step = fail  # type: ignore[method-assign]
+            return found
+
+        engine.scheduler = scheduler  # type: ignore[method-assign,assignment]
+        return engine
+
+    def fail() -> Any:
+        targets[0].may_go.wait(20)
+        raise OnceError("all of it")
+
+    targets = gated(2)
+
+    async def scenario(thread: EngineThread) -> None:
+        tasks = await ask_all(thread, targets[0].may_go, 3, [])
+        targets[0].may_go.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in found[:1]] == [OnceError]
+        assert found[2] == LETTERS[:100]
+        assert await read(thread.answer(Job(PROMPT, {"max_tokens": 9})), [], "x") == LETTERS[:9]
+
+    with_thread(make_service(*targets, load=load), scenario)
+
+
+@pytest.mark.parametrize("seconds", [20.0, 0.0], ids=["in time", "broken off"])
+def test_stopping_ends_what_runs_and_waits_and_takes_nothing_new(seconds: float) -> None:
+    targets = gated(2)
+    service = make_service(*targets)
+
+    async def scenario(thread: EngineThread) -> list[str | BaseException]:
+        tasks = await ask_all(thread, targets[0].may_go, 3, [])
+        stopping = asyncio.create_task(asyncio.to_thread(thread.stop, seconds))
+        await asyncio.to_thread(until, lambda: thread.state == "stopped")
+        with pytest.raises(BusyError, match="stopping"):
+            await anext(thread.answer(Job(PROMPT, {})))
+        if not seconds:
+            await asyncio.sleep(0.1)  # all are told to end by now
+        targets[0].may_go.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        await stopping
+        return found
+
+    found = with_thread(service, scenario)
+    if seconds:
+        assert found == [LETTERS[:100]] * 3
+    else:
+        assert all(len(one) < 10 for one in found if isinstance(one, str)), found
+        assert isinstance(found[2], BusyError)
+
+
+def test_without_a_queue_a_free_slot_still_takes_a_request() -> None:
+    with serving(make_service(FakeTarget(says("Hi."), VOCAB, n_ctx=256), queue_limit=0)) as client:
+        assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+
+
+async def call(
+    client: TestClient, body: bytes, has_left: Callable[[], bool], *, is_whole: bool = True
+) -> list[Any]:
+    """The application as a server calls it: a body, then the news that the client has gone."""
+    sent: list[Any] = []
+    asked = False
+
+    async def receive() -> Any:
+        nonlocal asked
+        if not asked:
+            asked = True
+            return {"type": "http.request", "body": body, "more_body": not is_whole}
+        while not has_left():
+            await asyncio.sleep(0.005)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [],
+    }
+    await client.app(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_before_its_first_token_is_noticed(stream: bool) -> None:
+    targets = gated(1)
+    service = make_service(*targets)
+    with serving(service) as client:
+        targets[0].may_go.clear()
+        body = json.dumps({**ASK, "stream": stream}).encode()
+        leaves = threading.Event()
+        threading.Timer(0.05, leaves.set).start()
+        started = time.monotonic()
+        sent = asyncio.run(call(client, body, leaves.is_set))
+        assert time.monotonic() - started < 1.5  # before the stream would have begun
+        assert sent[0]["status"] == 499
+        targets[0].may_go.set()
+        until(lambda: service.thread.n_running == 0)
+        assert len(targets[0].memory) < 60
+
+
+def test_a_client_that_goes_away_in_the_middle_of_its_body_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(make_service(FakeTarget(says("Hi."), VOCAB, n_ctx=256))) as client:
+        assert asyncio.run(call(client, b'{"mess', lambda: True, is_whole=False)) == []
+        assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+    assert all(record.levelname != "ERROR" for record in caplog.records)
+
+
+def test_a_failed_scheduler_of_the_engine_ends_loading() -> None:
+    def load() -> Engine:
+        raise DspineError("there is no room for 4 slots")
+
+    service = make_service(FakeTarget(says(""), VOCAB), load=load)
+    service.thread.start()
+    assert not service.thread.wait_ready(20)
+    assert "no room" in str(service.thread.error)
