@@ -135,7 +135,14 @@ PLANNING_SETTINGS: tuple[Setting, ...] = (
         least=1,
         group="Budget",
         help="Slots: sequences that are answered at the same time, each with the whole context.",
-        commands=_PLAN,
+        commands=(*_PLAN, "serve"),
+        variants={
+            "serve": Variant(
+                "Slots: requests that are answered at once. They share -c evenly, as in "
+                "llama-server; without -c each has the context that one alone would have.",
+                group="Server",
+            )
+        },
         placeholder="N",
     ),
     Setting(

@@ -52,18 +52,6 @@ SERVING_SETTINGS: tuple[Setting, ...] = (
         placeholder="NAME",
     ),
     Setting(
-        name="parallel",
-        flags=("-np", "--parallel"),
-        kind="int",
-        default=1,
-        least=1,
-        group="Server",
-        help="Slots: requests that are answered at once. They share -c evenly, as in llama-server; "
-        "without -c each has the context that one alone would have.",
-        commands=_SERVE,
-        placeholder="N",
-    ),
-    Setting(
         name="queue",
         flags=("--queue",),
         kind="int",
