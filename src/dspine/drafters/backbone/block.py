@@ -1,14 +1,16 @@
 """The block graph: embedding, layers, head and candidates; each kind adds its own to it.
 
-One graph per sequence, width and padded context length, built once and recomputed. Tensor
-shapes in comments are in ggml order (fastest first); w is the width, n = w - 1 the drafted
-slots, K the candidates.
+One graph per sequences, width and padded context length, built once and recomputed. A graph of
+several sequences makes a block for each: products take all rows at once, attention looks at each
+sequence's own context. Tensor shapes in comments are in ggml order (fastest first); w is the
+width, n = w - 1 the drafted slots, K the candidates, S the sequences (1 where none is named).
 """
 
 from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -48,7 +50,7 @@ _MaskKind: TypeAlias = tuple[int | None, bool]
 
 
 class BlockGraph(ABC):
-    """Drafts width - 1 tokens over `context_rows` rows of one sequence's cache."""
+    """Drafts width - 1 tokens over `context_rows` rows of each sequence's cache."""
 
     max_layer_nodes = 72
     """Graph nodes that a layer may take."""
@@ -60,82 +62,102 @@ class BlockGraph(ABC):
         backend: Backend,
         config: DrafterConfig,
         weights: BackboneWeights,
-        cache: ContextCache,
+        caches: Sequence[ContextCache],
         width: int,
         context_rows: int,
     ) -> None:
-        self._config, self._weights, self._cache = config, weights, cache
+        self._config, self._weights, self._caches = config, weights, tuple(caches)
         self.width = width
-        self._key_rows = cache.block_rows + context_rows
-        self._numbers = struct.Struct(f"{2 * width}i")
+        self._count = count = len(self._caches)
+        self._key_rows = caches[0].block_rows + context_rows
+        self._numbers = struct.Struct(f"{(2 * width + 1) * count}i")
         self._masked = (config.mask_token_id,) * (width - 1)
         self._kinds: list[_MaskKind] = list(zip(config.windows, config.causal, strict=True))
-        g = self.graph = Graph(backend, max_nodes=96 + self.max_layer_nodes * config.num_layers)
-        self._input = g.input("ids_positions", "i32", (2 * width,))
+        nodes = 96 + (self.max_layer_nodes + 16 * (count - 1)) * config.num_layers
+        g = self.graph = Graph(backend, max_nodes=nodes)
+        self._input = g.input("ids_positions_anchors", "i32", ((2 * width + 1) * count,))
         self._mask_inputs = {
-            kind: g.input(f"mask_{kind[0]}_{kind[1]}", "f16", (self._key_rows, width))
+            (kind, index): g.input(
+                f"mask_{kind[0]}_{kind[1]}_{index}", "f16", (self._key_rows, width)
+            )
             for kind in dict.fromkeys(self._kinds)
+            for index in range(count)
         }
         outputs = self._build(g)
         g.allocate()
         self._ids = g.bind(self._input)
         self._id_bytes = self._ids.array.data.cast("B")
-        self._masks = [(kind[0], self._host_mask(kind)) for kind in self._mask_inputs]
+        self._masks = [
+            (kind[0], self._caches[index], self._host_mask(kind, tensor))
+            for (kind, index), tensor in self._mask_inputs.items()
+        ]
         self._results = [g.bind(output) for output in outputs]
         self._values = self._unpack([result.array for result in self._results])
 
     @abstractmethod
     def _score(self, g: Graph, hidden: Tensor) -> list[Tensor]:
-        """Outputs that `_unpack` understands, from the final-normed states (H, n)."""
+        """Outputs that `_unpack` understands, from the final-normed states (H, n S)."""
 
     @abstractmethod
-    def _unpack(self, results: list[npt.NDArray[Any]]) -> Scores:
-        """Views of the outputs, in the order of `_score`."""
+    def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
+        """Views of the outputs by sequence, in the order of `_score`."""
 
     # -- running -------------------------------------------------------------------------------
 
     def draft(self, anchor: int, draw: Draw | None = None) -> Draft:
-        """The chain after `anchor` at the cache's next position."""
-        return walk_chain(*self._run(anchor), draw)
+        """The chain after `anchor` at the cache's next position, of one sequence."""
+        return walk_chain(*self._run((anchor,))[0], draw)
+
+    def draft_all(self, anchors: Sequence[int], draws: Sequence[Draw | None]) -> list[Draft]:
+        """The chains of all sequences."""
+        return [
+            walk_chain(*scores, draw)
+            for scores, draw in zip(self._run(anchors), draws, strict=True)
+        ]
 
     def trace(self, anchor: int) -> DraftTrace:
-        """The same with everything in between."""
-        candidates, first_row, table = self._run(anchor)
+        """A draft of one sequence with everything in between."""
+        candidates, first_row, table = self._run((anchor,))[0]
         hidden = self.graph.get(self._hidden).reshape(self.width - 1, -1)
         draft = walk_chain(candidates, first_row, table)
         return DraftTrace(draft, hidden, candidates.copy(), first_row.copy(), table.copy())
 
-    def _run(self, anchor: int) -> Scores:
-        """What the walk needs; the next run writes over it."""
-        position = self._cache.length
-        positions = range(position, position + self.width)
-        self._numbers.pack_into(self._id_bytes, 0, anchor, *self._masked, *positions)
+    def _run(self, anchors: Sequence[int]) -> list[Scores]:
+        """What the walks need; the next run writes over it."""
+        ids: list[int] = []
+        positions: list[int] = []
+        for anchor, cache in zip(anchors, self._caches, strict=True):
+            ids += (anchor, *self._masked)
+            positions += range(cache.length, cache.length + self.width)
+        self._numbers.pack_into(self._id_bytes, 0, *ids, *positions, *anchors)
         self._ids.push()
-        for window, mask in self._masks:
-            self._fill_mask(mask.array[0, 0], window, position)
+        for window, cache, mask in self._masks:
+            self._fill_mask(mask.array[0, 0], window, cache)
             mask.push()
         self.graph.compute()
         for result in self._results:
             result.pull()
         return self._values
 
-    def _host_mask(self, kind: _MaskKind) -> Bound:
+    def _host_mask(self, kind: _MaskKind, tensor: Tensor) -> Bound:
         """(w, rows) with the block's own part filled: slot o sees slots o' <= o, or all of them
         where attention is not causal, and with a window only o - o' < window.
         """
         window, causal = kind
-        mask = self.graph.bind(self._mask_inputs[kind])
+        mask = self.graph.bind(tensor)
         distance = np.arange(self.width)[:, None] - np.arange(self.width)[None, :]
         seen = (distance >= (0 if causal else -self.width)) & (distance < (window or self.width))
         mask.array.fill(-np.inf)
         mask.array[0, 0, :, : self.width] = np.where(seen, 0.0, -np.inf)
         return mask
 
-    def _fill_mask(self, mask: npt.NDArray[np.float16], window: int | None, position: int) -> None:
+    def _fill_mask(
+        self, mask: npt.NDArray[np.float16], window: int | None, cache: ContextCache
+    ) -> None:
         """Context part: a row at p is visible to slot o iff p < position, and with a window only
         if position + o - p < window.
         """
-        cache = self._cache
+        position = cache.length
         mask[:, cache.block_rows :] = -np.inf
         if window is None or position + self.width <= window:
             for rows in cache.rows_from(0):
@@ -148,9 +170,10 @@ class BlockGraph(ABC):
     # -- building ------------------------------------------------------------------------------
 
     def _build(self, g: Graph) -> list[Tensor]:
-        c, weights, width = self._config, self._weights, self.width
-        tokens = g.view(self._input, (width,))
-        positions = g.view(self._input, (width,), offset=width * 4)
+        c, weights, rows = self._config, self._weights, self.width * self._count
+        tokens = g.view(self._input, (rows,))
+        positions = g.view(self._input, (rows,), offset=rows * 4)
+        self._anchors = g.view(self._input, (self._count,), offset=2 * rows * 4)
         h = g.get_rows(weights.embedding, tokens)
         if c.embedding_scale != 1.0:
             h = h * c.embedding_scale
@@ -158,13 +181,25 @@ class BlockGraph(ABC):
             # Nothing reads slot 0 after the last layer's keys and values.
             skip = 1 if self.skips_anchor and i + 1 == c.num_layers else 0
             h = self._layer(g, i, h, positions, skip)
-        drafted = h if h.ne[1] < width else g.rows(h, 1, width - 1)
+        drafted = h if h.ne[1] < rows else self._slots(g, h, 1)
         hidden = g.rms_norm(drafted, c.rms_norm_eps) * weights.output_norm
         self._hidden = g.output(hidden, "hidden")
         return self._score(g, hidden)
 
+    def _slots(self, g: Graph, x: Tensor, first: int) -> Tensor:
+        """Columns of slots first ... w - 1 of every sequence, contiguous: (a, (w - first) S)."""
+        left = self.width - first
+        if not first:
+            return x
+        if self._count == 1:
+            return g.rows(x, first, left)
+        part = g.view(
+            x, (x.ne[0], left, self._count), (x.nb[1], self.width * x.nb[1]), first * x.nb[1]
+        )
+        return g.reshape(g.cont(part), x.ne[0], left * self._count)
+
     def _layer(self, g: Graph, index: int, h: Tensor, positions: Tensor, skip: int) -> Tensor:
-        """States of slots skip ... w - 1 after a layer."""
+        """States of slots skip ... w - 1 of every sequence after a layer."""
         return self._feed_forward(g, index, self._attention(g, index, h, positions, skip))
 
     def _attention(self, g: Graph, index: int, h: Tensor, positions: Tensor, skip: int) -> Tensor:
@@ -172,32 +207,37 @@ class BlockGraph(ABC):
         layer = self._weights.layers[index]
         x = g.rms_norm(h, self._config.rms_norm_eps) * layer.attn_norm
         out = self._attend(g, index, x, positions, skip)
-        return out + (g.rows(h, skip, self.width - skip) if skip else h)
+        return out + self._slots(g, h, skip)
 
     def _attend(self, g: Graph, index: int, x: Tensor, positions: Tensor, skip: int) -> Tensor:
         """Attention of normed states x, without the residual."""
-        c, cache, width = self._config, self._cache, self.width
+        c, width, rows = self._config, self.width, self.width * self._count
         d, heads, kv_heads = c.head_dim, c.num_heads, c.num_kv_heads
         layer, queries = self._weights.layers[index], width - skip
         qkv = layer.qkv.product(g, x)
-        qk = g.view(qkv, (d, heads + kv_heads, width), (d * 4, qkv.nb[1]))
+        qk = g.view(qkv, (d, heads + kv_heads, rows), (d * 4, qkv.nb[1]))
         qk = g.rope_neox(g.rms_norm(qk, c.rms_norm_eps) * layer.qk_norm, positions, c.rope_theta)
-
-        cached_k, cached_v = cache.keys[index], cache.values[index]
-        k = g.view(qk, (d, kv_heads, width), qk.nb[1:3], heads * d * 4)
-        v = g.view(qkv, (d, kv_heads, width), (d * 4, qkv.nb[1]), (heads + kv_heads) * d * 4)
-        g.expand(g.copy(g.permute(k, 0, 2, 1, 3), g.rows(cached_k, 0, width)))
-        g.expand(g.copy(g.permute(v, 0, 2, 1, 3), g.rows(cached_v, 0, width)))
-
-        q = g.view(qk, (d, heads, queries), qk.nb[1:3], skip * qk.nb[2])
-        mixed = g.attention(
-            g.permute(q, 0, 2, 1, 3),
-            g.rows(cached_k, 0, self._key_rows),
-            g.rows(cached_v, 0, self._key_rows),
-            g.rows(self._mask_inputs[self._kinds[index]], skip, queries),
-            d**-0.5,
-        )
-        return layer.attn_output @ g.reshape(mixed, heads * d, queries)
+        mixed: Tensor | None = None
+        for number, cache in enumerate(self._caches):
+            cached_k, cached_v = cache.keys[index], cache.values[index]
+            own_qk, own_v = number * width * qk.nb[2], number * width * qkv.nb[1]
+            k = g.view(qk, (d, kv_heads, width), qk.nb[1:3], own_qk + heads * d * 4)
+            v_place = own_v + (heads + kv_heads) * d * 4
+            v = g.view(qkv, (d, kv_heads, width), (d * 4, qkv.nb[1]), v_place)
+            g.expand(g.copy(g.permute(k, 0, 2, 1, 3), g.rows(cached_k, 0, width)))
+            g.expand(g.copy(g.permute(v, 0, 2, 1, 3), g.rows(cached_v, 0, width)))
+            q = g.view(qk, (d, heads, queries), qk.nb[1:3], own_qk + skip * qk.nb[2])
+            own = g.attention(
+                g.permute(q, 0, 2, 1, 3),
+                g.rows(cached_k, 0, self._key_rows),
+                g.rows(cached_v, 0, self._key_rows),
+                g.rows(self._mask_inputs[self._kinds[index], number], skip, queries),
+                d**-0.5,
+            )
+            own = g.reshape(own, heads * d, queries)
+            mixed = own if mixed is None else g.concat(mixed, own, 1)
+        assert mixed is not None  # a graph has at least one sequence
+        return layer.attn_output @ mixed
 
     def _feed_forward(self, g: Graph, index: int, h: Tensor) -> Tensor:
         layer = self._weights.layers[index]
@@ -209,12 +249,12 @@ class BlockGraph(ABC):
         return layer.ffn_down @ g.swiglu(layer.gate_up.product(g, x))
 
     def _candidates_of(self, g: Graph, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Target ids (K n) of the best K head rows of each slot, and these rows (H, K n).
+        """Target ids (K n S) of the best K head rows of each slot, and these rows (H, K n S).
 
         A product with anything but f32 rounds `hidden`, which lets the wrong tokens in where the
         last candidates are close. So more of them are taken and the exact rows choose.
         """
-        weights, n = self._weights, self.width - 1
+        weights, n = self._weights, (self.width - 1) * self._count
         is_exact = weights.head.type_name == "f32"
         most = k if is_exact else min(_SPARE * k, weights.head.ne[1])
         chosen = g.reshape(g.top_k(weights.head @ hidden, most), most * n)
@@ -233,10 +273,10 @@ class BlockGraph(ABC):
         )
 
     def _logits_of(self, g: Graph, rows: Tensor, hidden: Tensor, k: int) -> Tensor:
-        """(K, 1, n): each slot's exact logits of its candidates, whose head rows are (H, K n),
+        """(K, 1, n S): each slot's exact logits of its candidates, whose head rows are (H, K n S),
         scaled and capped as the file says; neither changes their order.
         """
-        c, n = self._config, self.width - 1
+        c, n = self._config, (self.width - 1) * self._count
         size, cap = c.hidden_size, c.logit_softcap
         logits = g.reshape(rows, size, k, n) @ g.reshape(hidden, size, 1, n)
         factor = c.logit_scale / (cap or 1.0)

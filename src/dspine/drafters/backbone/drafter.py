@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,12 @@ _FEW_ROWS = 1024
 _MAX_BLOCK_GRAPHS = 64
 """Block graphs kept; the one unused for longest goes first."""
 
+_MAX_SHARED_GRAPHS = 24
+"""The same for graphs of several sequences, which need more memory each."""
+
+
+_GraphKey: TypeAlias = tuple[tuple[int, ...], int, int]
+"""Sequences, width, context rows."""
 
 ConfigT = TypeVar("ConfigT", bound=DrafterConfig)
 BlockT = TypeVar("BlockT", bound=BlockGraph)
@@ -47,6 +53,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
     name: str
     """The kind, as reports name its proposals."""
     config_type: type[ConfigT]
+    _serves_several = True
+    """Whether one graph can make blocks of several sequences."""
 
     def __init__(
         self,
@@ -75,7 +83,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         self._closed = False
         self._caches: dict[int, ContextCache] = {}
         self._context_graphs: dict[tuple[int, int], ContextGraph] = {}
-        self._block_graphs: OrderedDict[tuple[int, int, int], BlockT] = OrderedDict()
+        self._block_graphs: OrderedDict[_GraphKey, BlockT] = OrderedDict()
+        self._shared_graphs: OrderedDict[_GraphKey, BlockT] = OrderedDict()
         self._backend = Backend(device, n_threads)
         try:
             builder = WeightBuilder(self._backend, config, tensors)
@@ -93,8 +102,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         """Declare the weights that this kind adds to the backbone's."""
 
     @abstractmethod
-    def _make_block(self, cache: ContextCache, width: int, rows: int) -> BlockT:
-        """The kind's block graph of `width` slots over `rows` context rows."""
+    def _make_block(self, caches: Sequence[ContextCache], width: int, rows: int) -> BlockT:
+        """The kind's block graph of `width` slots over `rows` context rows, for these sequences."""
 
     @classmethod
     def load(
@@ -213,8 +222,30 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         return self._block_graph(seq, anchor, width).draft(anchor, draw)
 
     def draft_many(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        """The same drafts for several sequences."""
-        return [self.draft(*ask) for ask in asks]
+        """The same drafts for several sequences, where the kind can do that in one graph.
+
+        Where attention is causal a narrower block is the beginning of the widest one; else only
+        blocks of one width are made together.
+        """
+        groups: dict[int, list[int]] = {}
+        for index, ask in enumerate(asks):
+            groups.setdefault(0 if all(self.config.causal) else ask.width, []).append(index)
+        drafts: dict[int, Draft] = {}
+        for group in groups.values():
+            together = [asks[index] for index in group]
+            drafts.update(zip(group, self._draft_together(together), strict=True))
+        return [drafts[index] for index in range(len(asks))]
+
+    def _draft_together(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        if len(asks) == 1 or not self._serves_several:
+            return [self.draft(*ask) for ask in asks]
+        caches = [self._check_ask(ask.seq, ask.anchor, ask.width) for ask in asks]
+        # As many context rows as the longest of them needs.
+        rows = max(_padded(cache.used_rows, cache.capacity) for cache in caches)
+        seqs = tuple(ask.seq for ask in asks)
+        graph = self._graph(seqs, max(ask.width for ask in asks), rows)
+        drafts = graph.draft_all([ask.anchor for ask in asks], [ask.draw for ask in asks])
+        return [_first(draft, ask.width - 1) for draft, ask in zip(drafts, asks, strict=True)]
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on."""
@@ -231,7 +262,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         for count in range(1, max(widths, default=0) + 1):
             self._context_graph(seq, _chunk(count))
         for width in widths:
-            self._graph(seq, width, _padded(1, cache.capacity))
+            self._graph((seq,), width, _padded(1, cache.capacity))
 
     def save_context(self, seq: int) -> ContextState | None:
         """Copy of the context K/V that is present, None when nothing is."""
@@ -253,7 +284,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         if self._closed:
             return
         self._closed = True
-        for block in self._block_graphs.values():
+        for block in (*self._block_graphs.values(), *self._shared_graphs.values()):
             block.graph.close()
         for context in self._context_graphs.values():
             context.graph.close()
@@ -276,8 +307,10 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
     def forget(self, seq: int) -> None:
         """Free a sequence's cache and graphs."""
         self._check_open()
-        for key in [k for k in self._block_graphs if k[0] == seq]:
+        for key in [k for k in self._block_graphs if seq in k[0]]:
             self._block_graphs.pop(key).graph.close()
+        for shared_key in [k for k in self._shared_graphs if seq in k[0]]:
+            self._shared_graphs.pop(shared_key).graph.close()
         for context_key in [k for k in self._context_graphs if k[0] == seq]:
             self._context_graphs.pop(context_key).graph.close()
         cache = self._caches.pop(seq, None)
@@ -323,6 +356,26 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         return graph
 
     def _block_graph(self, seq: int, anchor: int, width: int) -> BlockT:
+        cache = self._check_ask(seq, anchor, width)
+        return self._graph((seq,), width, _padded(cache.used_rows, cache.capacity))
+
+    def _graph(self, seqs: tuple[int, ...], width: int, rows: int) -> BlockT:
+        graphs, most = self._block_graphs, _MAX_BLOCK_GRAPHS
+        if len(seqs) > 1:
+            graphs, most = self._shared_graphs, _MAX_SHARED_GRAPHS
+        key = (seqs, width, rows)
+        graph = graphs.get(key)
+        if graph is None:
+            graph = self._make_block([self._caches[seq] for seq in seqs], width, rows)
+            graphs[key] = graph
+            if len(graphs) > most:
+                graphs.popitem(last=False)[1].graph.close()
+        else:
+            graphs.move_to_end(key)
+        return graph
+
+    def _check_ask(self, seq: int, anchor: int, width: int) -> ContextCache:
+        """The sequence's cache; UsageError for a draft that cannot be made of it."""
         self._check_open()
         if not 2 <= width <= self.block_size:
             raise UsageError(f"width is {width}: this drafter drafts 2 to {self.block_size}")
@@ -337,19 +390,14 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
                 f"a block at position {cache.length} sees context from {needed} on, but rows "
                 f"before {cache.start} were never added"
             )
-        return self._graph(seq, width, _padded(cache.used_rows, cache.capacity))
+        return cache
 
-    def _graph(self, seq: int, width: int, rows: int) -> BlockT:
-        key = (seq, width, rows)
-        graph = self._block_graphs.get(key)
-        if graph is None:
-            graph = self._make_block(self._caches[seq], width, rows)
-            self._block_graphs[key] = graph
-            if len(self._block_graphs) > _MAX_BLOCK_GRAPHS:
-                self._block_graphs.popitem(last=False)[1].graph.close()
-        else:
-            self._block_graphs.move_to_end(key)
-        return graph
+
+def _first(draft: Draft, count: int) -> Draft:
+    """Its first `count` tokens."""
+    if len(draft.tokens) <= count:
+        return draft
+    return Draft(draft.tokens[:count], draft.scores[:count], draft.drawn[:count])
 
 
 def _chunk(count: int) -> int:

@@ -21,7 +21,7 @@ class DFlashBlockGraph(BlockGraph):
     """The backbone's block; the head decides."""
 
     def _score(self, g: Graph, hidden: Tensor) -> list[Tensor]:
-        n, k = self.width - 1, self._kept()
+        n, k = (self.width - 1) * self._count, self._kept()
         ids, rows = self._candidates_of(g, hidden, k)
         scores = self._logits_of(g, rows, hidden, k)
         return [
@@ -29,12 +29,14 @@ class DFlashBlockGraph(BlockGraph):
             g.output(g.reshape(scores, k, n), "scores"),
         ]
 
-    def _unpack(self, results: list[npt.NDArray[Any]]) -> Scores:
-        n, k = self.width - 1, self._kept()
-        scores = results[1].reshape(n, k)
+    def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
+        count, n, k = self._count, self.width - 1, self._kept()
+        ids, scores = results[0].reshape(count, n, k), results[1].reshape(count, n, k)
         # Whatever was chosen before, a slot's row is the same.
-        table = np.broadcast_to(scores[1:, None, :], (n - 1, k, k))
-        return results[0].reshape(n, k), scores[0], table
+        return [
+            (ids[i], scores[i, 0], np.broadcast_to(scores[i, 1:, None, :], (n - 1, k, k)))
+            for i in range(count)
+        ]
 
     def _kept(self) -> int:
         return min(CANDIDATES, self._config.draft_vocab_size or self._config.vocab_size)

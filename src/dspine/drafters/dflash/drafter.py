@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dspine.drafters.backbone.context import ContextCache
 from dspine.drafters.backbone.drafter import BackboneDrafter
 from dspine.drafters.backbone.weights import WeightBuilder
@@ -18,5 +20,7 @@ class DFlashDrafter(BackboneDrafter[DFlashConfig, DFlashBlockGraph]):
     def _declare(self, builder: WeightBuilder) -> None:
         """Nothing is added."""
 
-    def _make_block(self, cache: ContextCache, width: int, rows: int) -> DFlashBlockGraph:
-        return DFlashBlockGraph(self._backend, self.config, self._weights, cache, width, rows)
+    def _make_block(
+        self, caches: Sequence[ContextCache], width: int, rows: int
+    ) -> DFlashBlockGraph:
+        return DFlashBlockGraph(self._backend, self.config, self._weights, caches, width, rows)

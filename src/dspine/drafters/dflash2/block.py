@@ -6,6 +6,7 @@ slots, K the candidates, H hidden, T taps, G groups of channels, r the selector'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,14 @@ class DFlash2BlockGraph(BlockGraph):
         config: DFlash2Config,
         weights: BackboneWeights,
         own: DFlash2Weights,
-        cache: ContextCache,
+        caches: Sequence[ContextCache],
         width: int,
         context_rows: int,
     ) -> None:
         self._config: DFlash2Config = config
         self._own = own
         self.max_layer_nodes = 96 + _NODES_PER_TAP * config.conv_kernel_size
-        super().__init__(backend, config, weights, cache, width, context_rows)
+        super().__init__(backend, config, weights, caches, width, context_rows)
 
     def _attention(self, g: Graph, index: int, h: Tensor, positions: Tensor, skip: int) -> Tensor:
         conv = self._own.attention[index]
@@ -95,7 +96,7 @@ class DFlash2BlockGraph(BlockGraph):
         logits = self._logits_of(g, rows, hidden, k)
         gate = own.selector @ hidden
         successor = g.get_rows(own.successors, ids)
-        anchor = g.get_rows(own.predecessors, g.view(self._input, (1,))) * g.rows(gate, 0, 1)
+        anchor = g.get_rows(own.predecessors, self._anchors) * g.rows(gate, 0, 1)
         first = g.rows(successor, 0, k) @ anchor + g.view(logits, (k, 1))
         outputs = [g.output(ids, "candidates"), g.output(first, "first_row")]
         if not rest:
@@ -108,7 +109,7 @@ class DFlash2BlockGraph(BlockGraph):
         later = g.view(logits, (k, 1, rest), (k * 4, k * 4), k * 4)
         return [*outputs, g.output(after @ before + later, "table")]
 
-    def _unpack(self, results: list[npt.NDArray[Any]]) -> Scores:
+    def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
         n, k = self.width - 1, self._config.top_k
         table = results[2] if n > 1 else np.empty(0, dtype=np.float32)
-        return results[0].reshape(n, k), results[1].reshape(k), table.reshape(n - 1, k, k)
+        return [(results[0].reshape(n, k), results[1].reshape(k), table.reshape(n - 1, k, k))]

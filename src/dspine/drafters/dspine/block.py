@@ -1,12 +1,13 @@
 """What DSpine adds to the block graph: the injection after every layer, and the transition table.
 
 Tensor shapes in comments are in ggml order (fastest first); w is the width, n = w - 1 the drafted
-slots, K the candidates, m the message size.
+slots, K the candidates, m the message size, S the sequences.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +38,13 @@ class _Written:
     """What the refinement needs from the last layer's injection."""
 
     before: Tensor
-    """(H, n) states before the write."""
+    """(H, n S) states before the write."""
     receiver: Tensor
-    """(m, n) receiver gate plus bias."""
+    """(m, n S) receiver gate plus bias."""
     strength: Tensor
-    """(1, n) root mean square of each state."""
+    """(1, n S) root mean square of each state."""
     after: Tensor
-    """(H, n) states after the write."""
+    """(H, n S) states after the write."""
 
 
 class DSpineBlockGraph(BlockGraph):
@@ -55,13 +56,13 @@ class DSpineBlockGraph(BlockGraph):
         config: DSpineConfig,
         weights: BackboneWeights,
         injection: InjectionWeights,
-        cache: ContextCache,
+        caches: Sequence[ContextCache],
         width: int,
         context_rows: int,
     ) -> None:
         self._config: DSpineConfig = config
         self._injection = injection
-        super().__init__(backend, config, weights, cache, width, context_rows)
+        super().__init__(backend, config, weights, caches, width, context_rows)
 
     def trace(self, anchor: int) -> DSpineTrace:
         """The draft with everything in between."""
@@ -72,71 +73,96 @@ class DSpineBlockGraph(BlockGraph):
         )
 
     def _build(self, g: Graph) -> list[Tensor]:
-        self._anchor_code = self._codes(g, g.view(self._input, (1,)))
+        self._anchor_code: Tensor | None = None
         return super()._build(g)
 
     def _layer(self, g: Graph, index: int, h: Tensor, positions: Tensor, skip: int) -> Tensor:
         h = super()._layer(g, index, h, positions, skip)
         last = index + 1 == self._config.num_layers
-        self._written = self._inject(g, index, h if last else g.rows(h, 1, self.width - 1))
-        return self._written.after if last else g.concat(g.rows(h, 0, 1), self._written.after, 1)
+        self._written = self._inject(g, index, h if last else self._slots(g, h, 1))
+        if last:
+            return self._written.after
+        size, count, width = h.ne[0], self._count, self.width
+        anchors = g.view(h, (size, 1, count), (h.nb[1], width * h.nb[1]))
+        drafted = g.reshape(self._written.after, size, width - 1, count)
+        return g.reshape(g.concat(anchors, drafted, 1), size, width * count)
 
     def _inject(self, g: Graph, index: int, h: Tensor) -> _Written:
         """h_i + rms(h_i) * Write(gate_i * Message(pred_i)) for slots 1 ... n, all at once.
 
         pred_1 is the anchor's code, pred_i the feature of slot i - 1 before this write.
         """
-        m, n, injection = self._config.message_size, self.width - 1, self._injection
+        c, n, count, injection = self._config, self.width - 1, self._count, self._injection
+        m, rank = c.message_size, c.transfer_rank
+        if self._anchor_code is None:
+            self._anchor_code = g.reshape(self._codes(g, self._anchors), rank, 1, count)
         feature = g.rms_norm(injection.readouts[index] @ h, _UNIT_EPS)
-        maps = injection.shared.product(g, g.concat(self._anchor_code, feature, 1))
-        message = g.view(maps, (m, n))
-        predecessor = g.view(maps, (m, n), offset=m * 4)
-        receiver = g.view(maps, (m, n), offset=2 * m * 4 + maps.nb[1])
+        known = g.concat(self._anchor_code, g.reshape(feature, rank, n, count), 1)
+        maps = injection.shared.product(g, g.reshape(known, rank, (n + 1) * count))
+        steps = (maps.nb[1], (n + 1) * maps.nb[1])
+        message = g.view(maps, (m, n, count), steps)
+        predecessor = g.view(maps, (m, n, count), steps, m * 4)
+        receiver = g.view(maps, (m, n, count), steps, 2 * m * 4 + maps.nb[1])
         receiver = receiver + injection.bias
         strength = g.sqrt(g.mean(g.sqr(h)))
         gated = g.sigmoid(receiver + predecessor) * message
+        gated = g.reshape(gated, m, n * count)
         # The write is linear, so its strength may scale the shorter side.
         after = injection.writes[index] @ (gated * strength) + h
-        return _Written(h, receiver, strength, after)
+        return _Written(h, g.reshape(receiver, m, n * count), strength, after)
 
     def _score(self, g: Graph, hidden: Tensor) -> list[Tensor]:
         """Candidates of each slot, and S[k][j] = <state of the slot after candidate k of the slot
         before, head row of candidate j>. Slot 1's state after the anchor is `hidden` itself.
         """
         c, weights, written = self._config, self._weights, self._written
-        k, size, rest = c.top_k, c.hidden_size, self.width - 2
+        k, size, n, rest, count = (
+            c.top_k,
+            c.hidden_size,
+            self.width - 1,
+            self.width - 2,
+            self._count,
+        )
         ids, rows = self._candidates_of(g, hidden, k)
         self._before = g.output(written.before, "pre_injection")
-        first_row = g.rows(rows, 0, k) @ g.rows(hidden, 0, 1)
-        outputs = [g.output(ids, "candidates"), g.output(first_row, "first_row")]
+        first = g.view(rows, (size, k, count), (rows.nb[1], n * k * rows.nb[1]))
+        states = g.view(hidden, (size, 1, count), (hidden.nb[1], n * hidden.nb[1]))
+        outputs = [g.output(ids, "candidates"), g.output(first @ states, "first_row")]
         if not rest:
             return outputs
         m = c.message_size
-        codes = self._codes(g, g.view(ids, (k * rest,)))
+        known = g.view(ids, (k * rest, count), (n * k * 4,))
+        if count > 1:
+            known = g.cont(known)
+        codes = self._codes(g, g.reshape(known, k * rest * count))
         maps = self._injection.shared.product(g, codes, last=2)
-        steps = (maps.nb[1], k * maps.nb[1])
-        message = g.view(maps, (m, k, rest), steps)
-        predecessor = g.view(maps, (m, k, rest), steps, m * 4)
+        shape = (m, k, rest, count)
+        steps = (maps.nb[1], k * maps.nb[1], k * rest * maps.nb[1])
+        message = g.view(maps, shape, steps)
+        predecessor = g.view(maps, shape, steps, m * 4)
         gate = g.sigmoid(predecessor + self._slots_from_2(g, written.receiver))
         gated = gate * message * self._slots_from_2(g, written.strength)
-        write = self._injection.writes[-1] @ g.reshape(gated, m, k * rest)
-        state = g.reshape(write, size, k, rest) + self._slots_from_2(g, written.before)
+        write = self._injection.writes[-1] @ g.reshape(gated, m, k * rest * count)
+        state = g.reshape(write, size, k, rest, count) + self._slots_from_2(g, written.before)
         state = g.rms_norm(state, c.rms_norm_eps) * weights.output_norm
-        later = g.view(rows, (size, k, rest), (rows.nb[1], k * rows.nb[1]), k * rows.nb[1])
+        block = k * rows.nb[1]
+        later = g.view(rows, (size, k, rest, count), (rows.nb[1], block, n * block), block)
         return [*outputs, g.output(later @ state, "table")]
 
-    def _unpack(self, results: list[npt.NDArray[Any]]) -> Scores:
-        slots, k = self.width - 1, self._config.top_k
-        table = results[2] if slots > 1 else np.empty(0, dtype=np.float32)
-        return (
-            results[0].reshape(slots, k),
-            results[1].reshape(k),
-            table.reshape(slots - 1, k, k),
-        )
+    def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
+        count, n, k = self._count, self.width - 1, self._config.top_k
+        table = results[2] if n > 1 else np.empty(0, dtype=np.float32)
+        candidates, first = results[0].reshape(count, n, k), results[1].reshape(count, k)
+        return list(zip(candidates, first, table.reshape(count, n - 1, k, k), strict=True))
 
     def _slots_from_2(self, g: Graph, x: Tensor) -> Tensor:
-        """Columns of slots 2 ... n of (a, n) as (a, 1, n - 1), to repeat over candidates."""
-        return g.view(x, (x.ne[0], 1, self.width - 2), (x.nb[1], x.nb[1]), x.nb[1])
+        """Columns of slots 2 ... n of (a, n S) as (a, 1, n - 1, S), to repeat over candidates."""
+        step = x.nb[1]
+        shape, steps = (
+            (x.ne[0], 1, self.width - 2, self._count),
+            (step, step, (self.width - 1) * step),
+        )
+        return g.view(x, shape, steps, step)
 
     def _codes(self, g: Graph, ids: Tensor) -> Tensor:
         """sqrt(r) * code of each id."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dspine.drafters.backbone.context import ContextCache
 from dspine.drafters.backbone.drafter import BackboneDrafter
 from dspine.drafters.backbone.weights import WeightBuilder
@@ -23,7 +25,9 @@ class DSpineDrafter(BackboneDrafter[DSpineConfig, DSpineBlockGraph]):
     def _declare(self, builder: WeightBuilder) -> None:
         self._injection = injection_weights(builder, self.config)
 
-    def _make_block(self, cache: ContextCache, width: int, rows: int) -> DSpineBlockGraph:
+    def _make_block(
+        self, caches: Sequence[ContextCache], width: int, rows: int
+    ) -> DSpineBlockGraph:
         return DSpineBlockGraph(
-            self._backend, self.config, self._weights, self._injection, cache, width, rows
+            self._backend, self.config, self._weights, self._injection, caches, width, rows
         )
