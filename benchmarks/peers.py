@@ -2,9 +2,10 @@
 
 llama-cpp-python with its defaults and with its prompt-lookup decoding, dspine plain, with n-gram
 and as auto decides; and llama-server where it is on the path or given, plain and with a DFlash
-drafter. Every prompt is answered by each in turn. Run it on an idle machine:
+drafter at its default of 3 drafts. Every prompt is answered by each in turn. Without -t each
+program chooses its number of threads, with it all have the same. Run it on an idle machine:
 
-    python benchmarks/peers.py [--llama-server PATH] [--dflash FILE]
+    python benchmarks/peers.py [-t N] [--llama-server PATH] [--dflash FILE]
 """
 
 from __future__ import annotations
@@ -43,17 +44,23 @@ def main() -> None:
     programs: dict[str, str] = {}
     with ExitStack() as stack:
         runners: dict[str, Runner] = {
-            "llama-cpp-python": llama_cpp_python(str(model), stack),
-            "llama-cpp-python, prompt lookup": llama_cpp_python(str(model), stack, lookup=True),
+            name: llama_cpp_python(str(model), stack, lookup=lookup, threads=arguments.threads)
+            for name, lookup in (
+                ("llama-cpp-python", False),
+                ("llama-cpp-python, prompt lookup", True),
+            )
         }
         foreign = list(runners)
         if binary is not None:
             programs["llama-server"] = server_version(binary)
-            runners["llama-server"] = llama_server(binary, ["-m", str(model)], stack)
+            plain = ["-m", str(model)]
+            if arguments.threads is not None:
+                plain += ["-t", str(arguments.threads)]
+            runners["llama-server"] = llama_server(binary, plain, stack)
             if arguments.dflash is not None:
-                speculative = ["-m", str(model), "-md", str(arguments.dflash)]
+                speculative = ["-md", str(arguments.dflash), "--spec-type", "draft-dflash"]
                 runners["llama-server, DFlash"] = llama_server(
-                    binary, [*speculative, "--spec-type", "draft-dflash"], stack
+                    binary, [*plain, *speculative], stack
                 )
             foreign = list(runners)
 
@@ -68,6 +75,7 @@ def main() -> None:
         add("auto", drafter, proposer="auto")
         if arguments.dflash is not None:
             add("auto, DFlash", arguments.dflash, proposer="auto")
+            add("DFlash, 3 drafts", arguments.dflash, proposer="dspine", spec_draft_n_max=3)
         tallies = measure(runners, tokenise, arguments.count, arguments.predict, foreign=foreign)
     report(tallies)
     document = {
@@ -76,6 +84,8 @@ def main() -> None:
         "prompts": arguments.count,
         "predict": arguments.predict,
         "temperature": 0,
+        "threads": arguments.threads,
+        "dflash": arguments.dflash.name if arguments.dflash else None,
         "pair": [model.name, drafter.name if drafter else None],
         "results": {
             name: {task: tally.to_json() for task, tally in tasks.items()}

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, BinaryIO
 
 import common
 
@@ -65,8 +66,8 @@ class Tally:
         self.seconds += seconds
 
     def add_server(self, timings: dict[str, Any]) -> None:
-        """Count an answer by llama-server's own timings."""
-        tokens, accepted = timings["predicted_n"], timings.get("draft_n_accepted", 0)
+        """Count an answer by llama-server's own timings; its first token comes with the prompt."""
+        tokens, accepted = max(0, timings["predicted_n"] - 1), timings.get("draft_n_accepted", 0)
         self.tokens += tokens
         # A verify emits its accepted drafts and one token more.
         self.steps += tokens - accepted
@@ -140,14 +141,17 @@ def engine_runner(engine: Engine, *, plain: bool) -> Runner:
     return run
 
 
-def llama_cpp_python(model: str, stack: ExitStack, *, lookup: bool = False) -> Runner:
+def llama_cpp_python(
+    model: str, stack: ExitStack, *, lookup: bool = False, threads: int | None = None
+) -> Runner:
     """`llama_cpp.Llama` in a process of its own, which no kernels of dspine can reach.
 
-    Its defaults, or with its prompt-lookup decoding.
+    Its defaults (of threads too, unless told), or with its prompt-lookup decoding.
     """
+    options = json.dumps({"lookup": lookup, "threads": threads})
     worker = stack.enter_context(
         subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), model, *(["lookup"] if lookup else [])],
+            [sys.executable, str(Path(__file__).resolve()), model, options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -166,13 +170,20 @@ def llama_cpp_python(model: str, stack: ExitStack, *, lookup: bool = False) -> R
     return run
 
 
-def _work(model: str, lookup: bool) -> None:
+def _work(model: str, lookup: bool, threads: int | None) -> None:
     """The worker: `llama_cpp.Llama` with its defaults, but for a context that holds the prompts."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     draft = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if lookup else None
-    llama = Llama(model, n_ctx=SERVER_CONTEXT, verbose=False, draft_model=draft)
+    llama = Llama(
+        model,
+        n_ctx=SERVER_CONTEXT,
+        n_threads=threads,
+        n_threads_batch=threads,
+        verbose=False,
+        draft_model=draft,
+    )
     end = llama.token_eos()
     for line in sys.stdin:
         request = json.loads(line)
@@ -193,6 +204,7 @@ def llama_server(binary: str, arguments: Sequence[str], stack: ExitStack) -> Run
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
     server = stack.enter_context(
         subprocess.Popen(
             [
@@ -200,12 +212,12 @@ def llama_server(binary: str, arguments: Sequence[str], stack: ExitStack) -> Run
                 *("-np", "1", "-c", str(SERVER_CONTEXT)),
             ],
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=log,
         )
     )
     stack.callback(server.terminate)
     address = f"http://127.0.0.1:{port}"
-    _wait(address, server)
+    _wait(address, server, log)
     return server_runner(address)
 
 
@@ -242,11 +254,13 @@ def server_version(binary: str) -> str:
     )
 
 
-def _wait(address: str, server: subprocess.Popen[bytes]) -> None:
+def _wait(address: str, server: subprocess.Popen[bytes], log: BinaryIO) -> None:
     limit = time.monotonic() + _START_SECONDS
     while time.monotonic() < limit:
         if server.poll() is not None:
-            raise SystemExit(f"llama-server ended with code {server.returncode} while it started")
+            log.seek(0)
+            last = b" / ".join(log.read().splitlines()[-3:]).decode(errors="replace")
+            raise SystemExit(f"llama-server ended with code {server.returncode}: {last}")
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=2):
                 return
@@ -271,4 +285,4 @@ def total(parts: list[Tally]) -> Tally:
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1], "lookup" in sys.argv[2:])
+    _work(sys.argv[1], **json.loads(sys.argv[2]))

@@ -87,7 +87,7 @@ class _FakeLlamaServer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(body)
-        timings = {"predicted_n": 10, "predicted_ms": 50.0, "draft_n": 12, "draft_n_accepted": 6}
+        timings = {"predicted_n": 11, "predicted_ms": 50.0, "draft_n": 12, "draft_n_accepted": 6}
         reply = json.dumps({"tokens": [1, 2, 3], "timings": timings}).encode()
         self.send_response(200)
         self.end_headers()
@@ -106,7 +106,7 @@ def test_answers_of_llama_server_are_counted_by_its_own_timings() -> None:
         server.shutdown()
     figures = tally.to_json()
     assert figures["tokens_per_second"] == pytest.approx(200.0)
-    # 6 of the 10 tokens were drafts, so 4 verifies.
+    # The first of 11 tokens comes with the prompt; 6 of the others were drafts, so 4 verifies.
     assert figures["acceptance_length"] == pytest.approx(2.5)
     assert figures["acceptance_rate"] == pytest.approx(0.5)
     asked = _FakeLlamaServer.asked[0]
