@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from dspine.files.drafter_file import read_drafter, write_drafter
 from dspine.files.dtypes import encode
 from dspine.files.gguf_file import GgufFile
 from dspine.files.gguf_writer import TensorToWrite, WritableValue, write_gguf
+from dspine.files.inspect import inspect_path
 from dspine.files.pairing import check_pair, describe_target
 from dspine.files.schema import DrafterConfig, Pair, Sketch
 from dspine.files.sketch import Likeness, check_sketch, compare, read_sketch
@@ -250,3 +252,16 @@ def test_a_damaged_sketch_is_refused(
     write_checkpoint(tmp_path / "folder", SMALL, pair, RECORD, weights())
     with pytest.raises(FileError, match=rf"pair.sketch is damaged.*{words}"):
         read_checkpoint(tmp_path / "folder")
+
+
+def test_inspect_tells_of_the_sketch(tmp_path: Path) -> None:
+    def inspected(pair: Pair) -> dict[str, Any]:
+        path = tmp_path / "d.gguf"
+        write_drafter(path, SMALL, pair, RECORD, weights(), overwrite=True)
+        return dict(inspect_path(path))
+
+    assert PAIR.sketch is not None
+    assert inspected(PAIR)["pair"]["sketch"] == list(PAIR.sketch.names)
+    old = inspected(replace(PAIR, sketch=None))
+    assert old["pair"]["sketch"] is None
+    assert any("no sketch of its target" in warning for warning in old["dspine"]["warnings"])

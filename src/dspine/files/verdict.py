@@ -36,6 +36,11 @@ def of_drafter(
         )
     elif not pair.vocab_hash or not pair.fingerprint:
         warnings.append("its record of the target is incomplete: a wrong target may go unnoticed")
+    elif pair.sketch is None:
+        warnings.append(
+            "it has no sketch of its target: other quantisations and merged adapters go unnoticed; "
+            "convert it to another name with -m and the target it was trained for"
+        )
     if not record.acceptance_curve:
         warnings.append("it has no acceptance curve: 0.4 is taken for every slot")
     slow = sorted(set(types) & _NO_ROWS)
