@@ -14,6 +14,7 @@ import pytest
 from dspine.bench.configuration import Configuration
 from dspine.bench.processes import WorkerProcess
 from dspine.errors import UsageError
+from tests.support.rows import rows_are_invariant
 
 REQUEST = {
     "prompt": "Count from 1 to 10.",
@@ -58,6 +59,38 @@ def test_plain_and_drafted_answers_come_from_processes_of_their_own(
     assert drafted["drafted"] > 0 and plain["drafted"] == 0
     assert drafted["peak_mib"] > plain["peak_mib"] > 100
     assert len(plain["tokens"]) == 12
+
+
+def test_answers_at_once_are_those_of_one_at_a_time(
+    default_target: Path, default_drafter: Path, users_cache: Path
+) -> None:
+    options = {
+        "model": str(default_target),
+        "drafter": str(default_drafter),
+        "proposer": "dspine",
+        "spec_draft_n_max": 3,
+        "n_threads": 1,
+        "n_ctx": 512,
+        "parallel": 2,
+    }
+    other = {**REQUEST, "prompt": "Name three rivers."}
+    environment = {"DSPINE_CACHE_DIR": str(users_cache)}
+    worker = WorkerProcess(Configuration("dspine", options, environment))
+    try:
+        alone = [*worker.answer([REQUEST]), *worker.answer([other])]
+        together = worker.answer([REQUEST, other])
+        with pytest.raises(UsageError, match="exceed the context of 256"):
+            worker.answer([REQUEST, {**REQUEST, "depth": 300, "filler": "Some text. " * 400}])
+        again = worker.answer([other, other])
+    finally:
+        worker.close()
+    assert together[0]["span_ms"] == together[1]["span_ms"]
+    assert all(row["span_ms"] >= row["wall_ms"] for row in together)
+    assert [len(row["tokens"]) for row in together] == [12, 12]
+    if rows_are_invariant(users_cache):
+        assert [row["tokens"] for row in together] == [row["tokens"] for row in alone]
+        assert [row["tokens"] for row in again] == [alone[1]["tokens"]] * 2
+        assert [row["accepted"] for row in together] == [row["accepted"] for row in alone]
 
 
 def test_a_configuration_that_cannot_load_says_why(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -18,6 +17,8 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
+
+from tests.support.rows import rows_are_invariant
 
 PROGRAM = [sys.executable, "-c", "from dspine.cli.main import main; main()", "serve"]
 QUICK = (
@@ -218,8 +219,6 @@ def test_four_clients_at_once_get_what_each_gets_alone(
     alone = [text(question) for question in questions]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(text, questions * 2))
-    # Where a row does not depend on its batch the texts are the same to the byte; elsewhere a
-    # near-tie may part them, and nothing else may.
     if rows_are_invariant(users_cache):
         assert together == alone * 2
     else:
@@ -231,19 +230,6 @@ def test_four_clients_at_once_get_what_each_gets_alone(
         slots = json.load(reply)
     assert [slot["n_ctx"] for slot in slots] == [1024] * 4
     assert sum(slot["n_held"] > 0 for slot in slots) == 4, "one slot has answered nothing"
-
-
-def rows_are_invariant(cache: Path) -> bool:
-    """Whether programs with this cache compute with the CPU kernels."""
-    script = "from dspine.llama.library import find_library; print(find_library().kernels.active)"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "DSPINE_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip() == "True"
 
 
 def test_a_port_that_is_taken_is_told(server: Server) -> None:
