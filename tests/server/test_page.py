@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 import uvicorn
@@ -16,6 +19,7 @@ from dspine.server.app import make_app
 from dspine.server.routes import routes
 from tests.support.fake_engine import VOCAB
 from tests.support.served import SlowTarget, make_service, says
+from tests.support.toy_target import OracleSampler
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
@@ -26,9 +30,10 @@ TEXT = "One two three, one two three, one two three."
 class Site:
     """A served page and the target behind it."""
 
-    def __init__(self, text: str) -> None:
-        self.target = SlowTarget(says(text), VOCAB, n_ctx=2048)
-        self.service = make_service(self.target, max_tokens=900)
+    def __init__(self, text: str, slots: int = 1) -> None:
+        targets = [SlowTarget(says(text), VOCAB, n_ctx=2048) for _ in range(slots)]
+        self.target = targets[0]
+        self.service = make_service(*targets, max_tokens=900, parts={"make_sampler": OracleSampler})
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         config = uvicorn.Config(make_app(self.service, routes()), log_config=None)
@@ -136,7 +141,36 @@ def test_plain_decoding_is_measured(page: sync_api.Page) -> None:  # type: ignor
     page.get_by_label("Tokens at most").fill("20")
     page.route("**/v1/chat/completions", lambda route: route.continue_())
     page.get_by_role("button", name="Measure plain decoding").click()
-    page.wait_for_function("document.getElementById('plain-speed').textContent !== 'measuring'")
+    page.locator("#plain-speed", has_text="tokens/s").wait_for()
+
+
+def test_a_page_is_answered_beside_others(browser: sync_api.Browser) -> None:  # type: ignore[name-defined]
+    busy = Site(TEXT, slots=2)
+    try:
+        body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+        pages = [browser.new_page() for _ in range(2)]
+        for page in pages:
+            page.goto(busy.address)
+            page.get_by_text("ready").wait_for()
+        busy.target.may_go.clear()
+        with ThreadPoolExecutor(1) as pool:
+            headers = {"Content-Type": "application/json"}
+            asked = Request(f"{busy.address}v1/chat/completions", body, headers)
+            other = pool.submit(lambda: json.load(urlopen(asked, timeout=30)))
+            for page in pages:
+                ask(page)
+            busy.target.may_go.set()
+            assert other.result()["choices"][0]["message"]["content"] == TEXT
+        for page in pages:
+            page.locator(".message.assistant footer").wait_for()
+            assert page.locator(".message.assistant .text").inner_text() == TEXT
+            accepted, drafted = page.locator("#rate").inner_text().split(" of ")
+            # Of its own answer alone, not of all that the server makes.
+            assert page.locator(".message.assistant .token.drafted").count() == int(accepted)
+            assert 0 < int(accepted) <= int(drafted) < len(TEXT) * 2
+            page.close()
+    finally:
+        busy.close()
 
 
 def test_narrow_and_dark(

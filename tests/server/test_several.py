@@ -18,10 +18,12 @@ from starlette.testclient import TestClient
 
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Prefill, Step
+from dspine.engine.scheduler import Scheduler
 from dspine.errors import DspineError, UsageError
 from dspine.server.app import Service
 from dspine.server.engine_thread import BusyError, EngineThread, Job
 from tests.support.fake_engine import VOCAB
+from tests.support.fake_slots import make_slots
 from tests.support.fake_target import FakeTarget
 from tests.support.served import TEMPLATE, SlowTarget, make_service, says, serving
 
@@ -288,8 +290,6 @@ def test_a_step_that_fails_as_a_whole_is_told_to_all_and_the_next_ones_are_serve
     made: list[Engine] = []
 
     def load() -> Engine:
-        from tests.support.fake_slots import make_slots
-
         engine = make_slots(*targets, template=TEMPLATE)
         real = engine.scheduler
 
@@ -410,11 +410,17 @@ def test_a_client_that_goes_away_in_the_middle_of_its_body_is_no_error(
     assert all(record.levelname != "ERROR" for record in caplog.records)
 
 
-def test_a_failed_scheduler_of_the_engine_ends_loading() -> None:
+def test_an_engine_without_room_for_its_slots_is_told_as_a_failure() -> None:
+    class Full(Engine):
+        def scheduler(self, n_slots: int | None = None) -> Scheduler:
+            raise DspineError("there is no room for 4 slots")
+
     def load() -> Engine:
-        raise DspineError("there is no room for 4 slots")
+        made = make_slots(*gated(2))
+        made.__class__ = Full
+        return made
 
     service = make_service(FakeTarget(says(""), VOCAB), load=load)
     service.thread.start()
     assert not service.thread.wait_ready(20)
-    assert "no room" in str(service.thread.error)
+    assert service.thread.state == "failed" and "no room" in str(service.thread.error)

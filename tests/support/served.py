@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,14 +60,15 @@ def make_service(
     template: str = TEMPLATE,
     load: Callable[[], Engine] | None = None,
     max_tokens: int | None = None,
+    parts: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Service:
-    """A service with a slot for each target."""
+    """A service with a slot for each target; `parts` are those of the engine."""
 
     def make() -> Engine:
         if len(targets) > 1:
-            return make_slots(*targets, template=template)
-        return make_engine(targets[0], template=template)
+            return make_slots(*targets, template=template, **(parts or {}))
+        return make_engine(targets[0], template=template, **(parts or {}))
 
     def defaults(engine: Engine) -> Defaults:
         return Defaults(

@@ -321,3 +321,15 @@ def test_compare_keeps_answers_at_once_apart() -> None:
         *((n, figure) for n in (1, 2) for figure in ("acceptance length", "tokens/s"))
     ]
     assert "2 at once" in changes_table(changes).lines()[3]
+
+
+def test_answers_that_fill_a_batch_up_count_for_the_speed_of_all_alone() -> None:
+    rows = [measurement("d", f"p{i}", concurrency=2, place=i, span_ms=40.0) for i in range(2)]
+    rows += [
+        measurement("d", "p2", concurrency=2, place=2, span_ms=60.0),
+        measurement("d", "p0", concurrency=2, place=3, span_ms=60.0, steps=1, wall_ms=1.0),
+    ]
+    [row] = summarise(rows, None)
+    assert (row.answers, row.tokens, row.acceptance_length) == (3, 12, 1.0)
+    assert row.tokens_per_second == pytest.approx(100.0)
+    assert row.together_per_second == pytest.approx(160.0)

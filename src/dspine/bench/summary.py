@@ -127,23 +127,25 @@ def _row(
     name: str,
     task: str,
     group: Group,
-    own: Sequence[Measurement],
+    asked: Sequence[Measurement],
     base: Sequence[Measurement],
     texts: Sequence[Measurement],
     alone: Sequence[Measurement],
 ) -> Row:
-    """`base`: plain answers of the same group, for speed; `texts`: those that texts are compared
-    with; `alone`: the configuration's answers one at a time.
+    """`asked`: its answers, of which those that only fill a batch up count for the speed of all at
+    once and nothing else; `base`: plain answers of the same group, for speed; `texts`: those that
+    texts are compared with; `alone`: the configuration's answers one at a time.
     """
     temperature, depth, concurrency = group
+    own = list({_key(one): one for one in reversed(asked)}.values())[::-1]
     steps = max(1, sum(one.steps for one in own))
     drafted = sum(one.drafted for one in own)
     pairs = _paired(own, base)
     speeds = speed_parts([one for one, _ in pairs]), speed_parts([other for _, other in pairs])
     same = _paired(own, texts)
     differences = [found for one, other in same if (found := _difference(one, other))]
-    batches = together_parts(own)
-    gains = _gain_parts(own, alone)
+    batches = together_parts(asked)
+    gains = _gain_parts(asked, alone)
     prefill_ms = sum(one.prefill_ms for one in own)
     peaks = [one.peak_mib for one in own if one.peak_mib is not None]
     cards = [one.device_mib for one in own if one.device_mib is not None]

@@ -165,32 +165,40 @@ class EngineThread:
 
     def _work(self) -> None:
         try:
-            engine = self._load()
+            with self._load() as engine:
+                self._serve(engine)
         except DspineError as error:
-            self._error, self._state = error, "failed"
-            return
+            self._fail(error)
         except BaseException as error:
-            self._error = DspineError(f"loading failed ({type(error).__name__}: {error})")
-            self._state = "failed"
+            self._fail(DspineError(f"the engine failed ({type(error).__name__}: {error})"))
             raise
-        with engine:
-            scheduler = engine.scheduler()
+
+    def _fail(self, error: DspineError) -> None:
+        with self._changed:
+            self._error, self._state, self._engine = error, "failed", None
+            left = (*self._waiting, *self._running)
+            self._waiting.clear()
+        for ticket in left:
+            self._end(ticket, BusyError(_unready("failed")))
+
+    def _serve(self, engine: Engine) -> None:
+        scheduler = engine.scheduler()
+        self._slots = scheduler.slots()
+        with self._changed:
+            self._engine = engine
+            if self._state == "loading":
+                self._state = "ready"
+        while self._has_work():
+            try:
+                self._admit(scheduler)
+                self._step(scheduler)
+            except Exception as error:  # noqa: BLE001 - no single answer's fault: all are told
+                scheduler.close()
+                self._give_up(error)
+                scheduler = engine.scheduler()
             self._slots = scheduler.slots()
-            with self._changed:
-                self._engine = engine
-                if self._state == "loading":
-                    self._state = "ready"
-            while self._has_work():
-                try:
-                    self._admit(scheduler)
-                    self._step(scheduler)
-                except Exception as error:  # noqa: BLE001 - no single answer's fault: all are told
-                    scheduler.close()
-                    self._give_up(error)
-                    scheduler = engine.scheduler()
-                self._slots = scheduler.slots()
-            scheduler.close()
-            self._engine = None
+        scheduler.close()
+        self._engine = None
 
     def _has_work(self) -> bool:
         """Wait until there is something to do; False when there never will be."""
