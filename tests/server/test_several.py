@@ -29,6 +29,7 @@ from tests.support.served import TEMPLATE, SlowTarget, make_service, says, servi
 
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = [*b"A:"]
+PLAIN = {"json": {"prompt": "A:", "max_tokens": 9}}
 LETTERS = "".join(Random(5).choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=120))
 """A text that hardly repeats itself, so that a step gives few tokens."""
 _T = TypeVar("_T")
@@ -183,6 +184,38 @@ def test_the_queue_has_a_limit_beside_the_slots_and_every_route_tells_the_truth(
 def metrics(text: str) -> dict[str, float]:
     found = re.findall(r"^llamacpp:(\w+) (\S+)$", text, re.MULTILINE)
     return {name: float(value) for name, value in found}
+
+
+def test_who_spreads_requests_is_told_that_no_slot_is_free() -> None:
+    targets = gated(1)
+    service = make_service(*targets)
+    with serving(service) as client:
+        assert client.get("/slots?fail_on_no_slot=1").status_code == 200
+        targets[0].may_go.clear()
+        thread = threading.Thread(target=client.post, args=("/v1/completions",), kwargs=PLAIN)
+        thread.start()
+        until(lambda: client.get("/slots").json()[0]["is_processing"])
+        assert client.get("/slots?fail_on_no_slot=1").status_code == 503
+        targets[0].may_go.set()
+        thread.join(20)
+
+
+@pytest.mark.parametrize("drafts", [{}, {"speculative": {"n_max": 0}}], ids=["drafted", "plain"])
+def test_a_conversation_comes_back_to_the_slot_that_holds_it(drafts: dict[str, Any]) -> None:
+    with serving(make_service(*gated(2))) as client:
+
+        def cached(*said: str) -> int:
+            roles = ("user", "assistant") * len(said)
+            messages = [{"role": r, "content": t} for r, t in zip(roles, said, strict=False)]
+            body = {"messages": messages, "max_tokens": 20, **drafts}
+            usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        first, second = "x" * 40, "y" * 60
+        assert cached(first) < 10 and cached(second) < 10
+        # What both turns share, but for the answer: the template marks it otherwise in a prompt.
+        assert cached(first, LETTERS[:20], "more") >= len(f"user={first}\n")
+        assert cached(second, LETTERS[:20], "more") >= len(f"user={second}\n")
 
 
 def test_slots_tell_what_each_one_does() -> None:

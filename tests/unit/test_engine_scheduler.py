@@ -344,6 +344,9 @@ def test_a_prompt_takes_the_slot_that_holds_most_of_it_else_the_one_unused_longe
     assert slot_of([3, 3, 3, 3, 3]) == 2
     prefill = listener.heard[6].events[0]
     assert isinstance(prefill, Prefill) and prefill.reused == 4
+    # A beginning that is little of what a slot holds is no reason to take its memory away.
+    assert slot_of([7, *range(8, 20)]) == 1, "the one that was not used for longest"
+    assert slot_of([7, *range(8, 20), 20]) == 1
 
 
 def test_slots_say_what_they_do() -> None:

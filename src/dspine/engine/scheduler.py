@@ -78,8 +78,8 @@ class Scheduler:
     ) -> int:
         """Begin an answer; its number, which no other answer has. Options as `Engine.generate`.
 
-        It takes the idle slot that shares the longest beginning with the prompt, of equal ones
-        the one used longest ago. Raises UsageError when no slot is free, and what
+        It takes the idle slot whose memory the prompt goes on from, else the one used longest ago
+        (`choose_slot`). Raises UsageError when no slot is free, and what
         `Engine.generate` raises for a prompt or options that cannot be.
         """
         self._check_open()

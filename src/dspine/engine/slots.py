@@ -68,10 +68,17 @@ def make_slot(parts: EngineParts, number: int = 0) -> Slot:
 
 
 def choose_slot(idle: Sequence[Slot], prompt: Sequence[int]) -> Slot:
-    """The one that shares the longest beginning with `prompt`; of equal ones the one that was
-    not used for longest, and of those the first.
+    """The one whose memory `prompt` goes on from, which is at least half of what it holds: of
+    several the one with the longest beginning in common, else the one not used for longest, and of
+    those the first. A beginning that all prompts share thus costs no other conversation its memory.
     """
-    return min(idle, key=lambda s: (-common_prefix(s.held.tokens, prompt), s.last_used, s.id))
+
+    def order(slot: Slot) -> tuple[int, int, int]:
+        held = slot.held.tokens
+        common = common_prefix(held, prompt)
+        return -common if 2 * common >= len(held) else 0, slot.last_used, slot.id
+
+    return min(idle, key=order)
 
 
 def _make_proposer(

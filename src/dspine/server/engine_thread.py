@@ -49,11 +49,11 @@ class _Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Decodes in which answers got tokens, and how many answers these were, summed up."""
+class Decodes:
+    """How many decodes gave tokens, and to how many answers, summed up over them."""
 
-    decodes: int = 0
-    busy: int = 0
+    count: int = 0
+    answers: int = 0
 
 
 class EngineThread:
@@ -72,7 +72,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._engine: Engine | None = None
         self._slots: Sequence[SlotFacts] = ()
-        self._did = Load()
+        self._decodes = Decodes()
         self._error: DspineError | None = None
         self._state: State = "loading"
         self._thread = threading.Thread(target=self._work, name="dspine-engine", daemon=True)
@@ -110,9 +110,9 @@ class EngineThread:
         return self._slots
 
     @property
-    def did(self) -> Load:
-        """How full the decodes were so far."""
-        return self._did
+    def decodes(self) -> Decodes:
+        """How full they were so far."""
+        return self._decodes
 
     def start(self) -> None:
         """Begin to load."""
@@ -245,7 +245,8 @@ class EngineThread:
             else:
                 ticket.tell(event)
         if busy:
-            self._did = Load(self._did.decodes + 1, self._did.busy + busy)
+            before = self._decodes
+            self._decodes = Decodes(before.count + 1, before.answers + busy)
 
     def _end(self, ticket: _Ticket, item: Event | BaseException) -> None:
         # First the slot is free, then who asked may look at it.

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from dspine.engine.stats import Stats
-from dspine.server.engine_thread import Load
+from dspine.server.engine_thread import Decodes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PREFIX = "llamacpp:"
@@ -68,11 +68,11 @@ class Metrics:
         """Count one reply of any route."""
         self._requests.labels(status=str(status)).inc()
 
-    def text(self, running: int, waiting: int, did: Load) -> bytes:
+    def text(self, running: int, waiting: int, decodes: Decodes) -> bytes:
         """All of it, as Prometheus reads it."""
         self._processing.set(running)
         self._deferred.set(waiting)
-        self._decodes.inc(did.decodes - self._seen)
-        self._seen = did.decodes
-        self._busy.set(did.busy / did.decodes if did.decodes else 0)
+        self._decodes.inc(decodes.count - self._seen)
+        self._seen = decodes.count
+        self._busy.set(decodes.answers / decodes.count if decodes.count else 0)
         return generate_latest(self._registry)

@@ -76,9 +76,14 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """What each slot does; never what is said in it."""
+    """What each slot does; never what is said in it. 503 with `?fail_on_no_slot=1` when none is
+    free, for those who spread requests over several servers.
+    """
     made = service(request)
     engine = made.thread.engine
+    facts = made.thread.slots
+    if request.query_params.get("fail_on_no_slot") and all(one.state != "idle" for one in facts):
+        return error_response(503, "no slot is free")
     return JSONResponse(
         [
             {
@@ -92,7 +97,7 @@ async def slots(request: Request) -> Response:
                 "n_waiting": made.thread.n_waiting,
                 "speculative": engine.proposer != "none",
             }
-            for slot in made.thread.slots
+            for slot in facts
         ]
     )
 
@@ -101,7 +106,7 @@ async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     made = service(request)
     thread = made.thread
-    text = made.metrics.text(thread.n_running, thread.n_waiting, thread.did)
+    text = made.metrics.text(thread.n_running, thread.n_waiting, thread.decodes)
     return Response(text, media_type=CONTENT_TYPE)
 
 
