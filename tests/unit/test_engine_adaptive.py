@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -178,6 +179,51 @@ def test_more_sequences_make_blocks_narrower() -> None:
         steps = simulate(device, policy, constant(0.8), tokens=400)
         widths.append(np.mean(second_half(steps)))
     assert widths[1] <= 0.6 * widths[0]
+
+
+def test_drafts_that_are_made_together_cost_each_sequence_less() -> None:
+    table = CostTable({1: 10.0, 8: 12.0}, {2: 1.0, 8: 2.0})
+    shares = [StepCosts(table, 8, sequences=count).drafts()[8] for count in (1, 2, 4)]
+    assert shares[0] == 2.0 and shares == sorted(shares, reverse=True)
+    assert all(count * ms > 2.0 for count, ms in zip((2, 4), shares[1:], strict=True))
+
+
+def shared_policy(rows: dict[int, float]) -> AdaptiveWidth:
+    table = CostTable(rows, {2: 0.01, 8: 0.02}, depth=1)
+    policy = AdaptiveWidth(
+        StepCosts(table, 16),
+        most_drafts=15,
+        block_size=8,
+        curve=(0.8,),
+        shared=lambda count: StepCosts(table, 16, sequences=count),
+    )
+    policy.share(2)
+    return policy
+
+
+def test_the_outlook_says_what_more_rows_would_give_and_cost() -> None:
+    policy = shared_policy({1: 10.0, 2: 12.0, 32: 42.0})
+    policy.ask([offer("ngram", [1, 2, 3], [0.9, 0.9, 0.9])], Ask(0, 0, 15), None)
+    chosen = policy.choose(NOTHING)
+    tokens, prices = policy.outlook()
+    assert len(tokens) == len(prices) == 16 and tokens[0] == 1.0
+    # Each draft adds its chance to be reached and right; beyond the chain nothing is added.
+    gains = [after - before for before, after in pairwise(tokens)]
+    assert gains[0] > gains[1] > gains[2] > 0.0 and not any(gains[3:])
+    assert prices == sorted(prices)
+    assert prices[7] / prices[0] == pytest.approx((12.0 + 14.0) / 12.0)  # 16 rows against 2
+    assert policy.widened(2).tokens == (1, 2) and policy.widened(15).tokens == (1, 2, 3)
+    assert policy.widened(0) == NOTHING
+    assert policy.widened(len(chosen.tokens)).tokens == chosen.tokens
+
+
+def test_what_was_drawn_is_not_forgotten_when_others_leave_no_row_for_it() -> None:
+    policy = shared_policy({1: 10.0, 32: 20.0})
+    ask_until(policy, [])
+    drawn = tuple(Drawn(token, np.array([token]), np.array([1.0])) for token in (1, 2, 3))
+    policy.choose(Proposal((1, 2, 3), (0.9, 0.9, 0.9), "dspine", drawn))
+    assert policy.widened(0).drawn == drawn[:1]
+    assert policy.widened(2).drawn == drawn
 
 
 def test_a_decode_that_became_dear_is_noticed() -> None:

@@ -30,11 +30,16 @@ MOST = log(4.0)
 """Times further off than this factor are taken as that far off."""
 
 
+EACH = 0.35
+"""Share of a draft's time that each of several sequences costs when they draft together; what is
+left is paid once. A first guess, corrected by the times of the running steps."""
+
+
 class StepCosts:
     """Costs at the current depth, as far as the running steps confirm them.
 
     With several sequences in one decode a row count stands for the rows of one sequence, and the
-    cost for its share of the decode.
+    cost for its share of the decode, or of the drafts that are made together.
     """
 
     def __init__(self, table: CostTable, most_rows: int, *, sequences: int = 1) -> None:
@@ -44,8 +49,9 @@ class StepCosts:
         slope = [(interpolate(slopes, count) if slopes else 0.0) / sequences for count in counts]
         groups = [bisect_left(GROUPS, count) for count in range(1, most_rows + 1)]
         self._table = list(zip(base, slope, groups, strict=True))
+        share = EACH + (1.0 - EACH) / sequences
         self._drafts = [
-            interpolate(table.draft_ms, width) if table.draft_ms and width > 1 else 0.0
+            share * interpolate(table.draft_ms, width) if table.draft_ms and width > 1 else 0.0
             for width in range(most_rows + 1)
         ]
         self._depth = table.depth
