@@ -8,8 +8,9 @@ import pytest
 
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable
-from dspine.engine.load import does_not_pay, load, make_policy
+from dspine.engine.load import load
 from dspine.engine.measure import Conditions, needs_flash
+from dspine.engine.policies import does_not_pay, make_policy
 from dspine.engine.width import FixedWidth
 from dspine.errors import UsageError
 from dspine.machine import physical_cores

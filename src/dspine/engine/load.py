@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
 from dspine.default_pair import choose_pair
 from dspine.drafters.kinds import AnyDrafter, open_drafter
-from dspine.engine.adaptive import AdaptiveWidth
-from dspine.engine.costs import CostTable, StepCosts, interpolate
+from dspine.engine.costs import interpolate
 from dspine.engine.engine import Engine, EngineParts, ProposerName
 from dspine.engine.kv_types import check_cache_types
 from dspine.engine.llama_target import LlamaTarget, LlamaTargets
 from dspine.engine.measure import Conditions, calibrated, check_flash, fewer_threads, needs_flash
 from dspine.engine.ngram_table import NgramTable
+from dspine.engine.policies import UNKNOWN_CURVE, assumes_acceptance, does_not_pay, policy_maker
 from dspine.engine.prompt import token_text
 from dspine.engine.proposal import DRAFTER
 from dspine.engine.proposers import LOOKUP_SCORES
@@ -31,11 +31,7 @@ from dspine.engine.rollback import (
 from dspine.engine.state_copies import measure_copies, snapshots_or_not
 from dspine.engine.waiting import Copies
 from dspine.engine.width import (
-    FixedWidth,
-    WidthPolicy,
     best_width,
-    copying_ms,
-    expected_tokens,
     plan_widths,
 )
 from dspine.errors import FileError, UsageError
@@ -53,9 +49,6 @@ from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
 DEFAULT_CONTEXT = 4096
 MAX_NGRAM_WIDTH = 16
 """Rows verified at most for an n-gram proposal; long matches go on for long."""
-
-UNKNOWN_CURVE = (0.4,)
-"""Acceptance taken for a drafter whose file does not say."""
 
 NGRAM_CURVE = tuple(score for _, score in reversed(LOOKUP_SCORES[:-1]))
 """Acceptance along a lookup that starts with a match of two tokens."""
@@ -305,23 +298,16 @@ def load_parts(options: LoadOptions) -> EngineParts:
         if drafter is not None:
             drafter.prepare(0, range(2, min(block, drafts + 1) + 1))
 
-        @cache
-        def shared(sequences: int) -> StepCosts:
-            assert costs is not None
-            return StepCosts(costs, most + replay, sequences=sequences)
-
-        def policy() -> WidthPolicy:
-            return make_policy(
-                costs,
-                options.spec_draft_n_max,
-                block_size=block if drafter else 1,
-                most=most,
-                curve=curve,
-                snapshots=snapshots,
-                replay=replay,
-                shared=shared if costs is not None and parallel > 1 else None,
-            )
-
+        policy = policy_maker(
+            costs,
+            options.spec_draft_n_max,
+            block_size=block if drafter else 1,
+            most=most,
+            curve=curve,
+            snapshots=snapshots,
+            replay=replay,
+            parallel=parallel,
+        )
         together = LlamaTargets(context) if parallel > 1 else None
         parts = EngineParts(
             model_path=options.model,
@@ -373,78 +359,6 @@ def _settle_rollback(
         return mode, "as was asked for", copies.times
     fits, why = snapshots_or_not(copies, drafts, options.n_batch)
     return ("snapshots", why, None) if fits else (mode, why, copies.times)
-
-
-def make_policy(
-    costs: CostTable | None,
-    n_max: int | None,
-    *,
-    block_size: int,
-    most: int,
-    curve: Sequence[float] = (),
-    snapshots: int = 0,
-    replay: int = 0,
-    shared: Callable[[int], StepCosts] | None = None,
-) -> WidthPolicy:
-    """How far each proposer goes: as pays at each step, or as `--spec-draft-n-max` says.
-
-    `block_size` is the drafter's (1 without one), `curve` its stored acceptance, `most` the rows
-    of a verify, in front of which up to `replay` confirmed ones may be decoded again; where states
-    are kept for rows, there are `snapshots` of them. `shared(n)` are the costs of n sequences.
-    """
-    steps = StepCosts(costs, most + replay) if costs is not None else None
-    if n_max is None and steps is not None:
-        return AdaptiveWidth(
-            steps,
-            most_drafts=most - 1,
-            block_size=block_size,
-            curve=curve,
-            shared=shared,
-        )
-    limits = {DRAFTER: block_size - 1, "ngram": most - 1}
-    if snapshots:
-        limits = {name: min(limit, snapshots) for name, limit in limits.items()}
-    widths = limits
-    if n_max is not None:
-        widths = {name: min(n_max, limit) for name, limit in limits.items()}
-    return FixedWidth(widths, steps, limits)
-
-
-def assumes_acceptance(drafter: Path) -> str:
-    """What stands in for an acceptance that nobody measured, and how to measure it."""
-    return (
-        f"{drafter.name} does not say how many of its drafts are accepted, so the width is chosen "
-        f"as if it were {UNKNOWN_CURVE[0]:.0%} at every slot: `dspine train eval` measures it, "
-        f"`dspine train fit --held-out` and a new `dspine convert` write it into the file"
-    )
-
-
-def does_not_pay(
-    cost_ms: Mapping[int, float],
-    draft_ms: Mapping[int, float],
-    curve: Sequence[float],
-    block_size: int,
-    copies: Copies | None = None,
-) -> str:
-    """The verdict with its numbers: what the least bad width gives and what it costs.
-
-    `copies`: what taking drafts back costs, if it does.
-    """
-    plain = interpolate(cost_ms, 1)
-
-    def gain(width: int) -> tuple[float, float]:
-        cost = interpolate(cost_ms, width) + interpolate(draft_ms, width)
-        tokens = expected_tokens(curve, width)
-        if copies is not None:
-            cost += copying_ms(cost_ms, curve, width, copies, tokens * plain / cost)
-        return tokens, cost / plain
-
-    width = max(range(2, block_size + 1), key=lambda w: gain(w)[0] / gain(w)[1])
-    tokens, cost = gain(width)
-    return (
-        f"this drafter does not pay here: on text that suits it, its best width of {width} would "
-        f"give {tokens:.2f} tokens a step at the cost of {cost:.2f} plain ones"
-    )
 
 
 def _template(options: LoadOptions, model: Model) -> ChatTemplate | None:
