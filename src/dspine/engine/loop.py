@@ -123,12 +123,18 @@ class Stepper(Protocol):
         """
 
     def absorb(
-        self, planned: Planned, verify_ms: float, *, filler: int = 0, sharing: int = 1
+        self,
+        planned: Planned,
+        verify_ms: float,
+        *,
+        filler: int = 0,
+        sharing: int = 1,
+        drafting: int = 1,
     ) -> StepResult:
         """The decode is done: accept rows, extend the sequence, settle the memory.
 
-        `filler` rows without meaning stood behind the planned ones, `sharing` answers had rows in
-        the decode, each of as many.
+        `filler` rows without meaning stood behind the planned ones. `sharing` answers had rows in
+        the decode, each of as many, and `drafting` of them a part in the drafts.
         """
 
     def undo(self) -> None:

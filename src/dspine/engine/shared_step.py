@@ -77,8 +77,9 @@ class SharedStep:
             )
 
         turns = _each(turns, prepare, report)
+        drafting = sum(turn.wish is not None for turn in turns) or 1
         for group in self._groups(turns):
-            self._verify(group, others, started, report)
+            self._verify(group, others, started, drafting, report)
 
     # -- drafts ----------------------------------------------------------------------------------
 
@@ -138,8 +139,14 @@ class SharedStep:
         return list(groups.values())
 
     def _verify(
-        self, turns: Sequence[_Turn], others: Sequence[Slot], started: float, report: Report
+        self,
+        turns: Sequence[_Turn],
+        others: Sequence[Slot],
+        started: float,
+        drafting: int,
+        report: Report,
     ) -> None:
+        """One decode for these, to which `others` may add rows."""
         plans = [turn.planned for turn in turns if turn.planned is not None]
         width = max(len(planned.feed) for planned in plans)
         # A row that would be beyond the context cannot be filled: such a slot has fewer.
@@ -169,7 +176,9 @@ class SharedStep:
         for turn, planned, filler in zip(turns, plans, fillers, strict=True):
             stepper = turn.answer.stepper
             try:
-                result = stepper.absorb(planned, verify_ms, filler=filler, sharing=len(turns))
+                result = stepper.absorb(
+                    planned, verify_ms, filler=filler, sharing=len(turns), drafting=drafting
+                )
                 events = turn.answer.took(result, started)
             except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
                 report(turn.answer, error)

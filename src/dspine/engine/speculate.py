@@ -120,7 +120,13 @@ class SpeculativeStepper:
         )
 
     def absorb(
-        self, planned: Planned, verify_ms: float, *, filler: int = 0, sharing: int = 1
+        self,
+        planned: Planned,
+        verify_ms: float,
+        *,
+        filler: int = 0,
+        sharing: int = 1,
+        drafting: int = 1,
     ) -> StepResult:
         run, proposal, held = self._run, planned.proposal, planned.position
         drafts = proposal.tokens
@@ -140,7 +146,7 @@ class SpeculativeStepper:
                 Outcome(
                     len(drafts) + filler,
                     confirmed,
-                    planned.draft_ms / sharing,
+                    planned.draft_ms / drafting,
                     verify_ms / sharing,
                 )
             )
