@@ -41,6 +41,7 @@ def command(options: Options) -> int:
 
         from dspine.server.app import ServerOptions, Service, make_app
         from dspine.server.routes import routes
+        from dspine.text.grammar import GrammarOptions
     except ModuleNotFoundError as error:
         raise UsageError(
             f"serving needs {error.name}, which is not installed: run `pip install 'dspine[serve]'`"
@@ -61,6 +62,8 @@ def command(options: Options) -> int:
             warn(notice)
         if options.switch("warmup"):
             engine.complete("Say hello.", max_tokens=8)
+            # The first grammar takes a second, in which nobody else gets tokens.
+            engine.complete("Say hello.", max_tokens=1, grammar=GrammarOptions.regex("[a-z]+"))
         seconds = time.perf_counter() - started
         slots = f", {engine.slots} slots of {engine.n_ctx} tokens" if engine.slots > 1 else ""
         click.echo(f"loaded {model.name} in {seconds:.1f} s{slots}", err=True)

@@ -308,7 +308,10 @@ class Engine:
         """
         self._check_idle()
         scheduler = Scheduler(
-            self._parts, self.slots if n_slots is None else n_slots, on_close=self._take_back
+            self._parts,
+            self.slots if n_slots is None else n_slots,
+            requests=self._requests,
+            on_close=self._take_back,
         )
         self._held.forget()
         self._busy = True

@@ -33,10 +33,12 @@ class Scheduler:
         n_slots: int,
         *,
         chunk: int = CHUNK,
+        requests: Requests | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """`n_slots` sequences are used, at most as many as the target was loaded with. While
-        others answer, a prompt is decoded in pieces of `chunk` tokens.
+        others answer, a prompt is decoded in pieces of `chunk` tokens. `requests` has the
+        compiled grammars of before.
         """
         if not 1 <= n_slots <= parts.n_slots:
             raise UsageError(
@@ -45,7 +47,7 @@ class Scheduler:
             )
         self.n_slots = n_slots
         self._chunk = chunk
-        self._requests = Requests(parts)
+        self._requests = requests or Requests(parts)
         self._slots = [make_slot(parts, number) for number in range(n_slots)]
         self._answers: dict[int, Answering] = {}
         self._happened: list[tuple[int, Event | Exception]] = []

@@ -103,7 +103,7 @@ SERVING_SETTINGS: tuple[Setting, ...] = (
         kind="switch",
         default=False,
         group="Server",
-        help="Answer a short prompt before the first request is taken.",
+        help="Answer a short prompt, also one with a grammar, before the first request is taken.",
         commands=_SERVE,
     ),
     Setting(
