@@ -18,6 +18,7 @@ from dspine.engine.scheduler import Scheduler
 from dspine.engine.slots import SlotFacts
 from dspine.errors import DspineError
 
+_LOOK_SECONDS = 0.05
 State = Literal["loading", "ready", "failed", "stopped"]
 
 
@@ -72,6 +73,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._engine: Engine | None = None
         self._slots: Sequence[SlotFacts] = ()
+        self._looked = 0.0
         self._decodes = Decodes()
         self._error: DspineError | None = None
         self._state: State = "loading"
@@ -106,7 +108,7 @@ class EngineThread:
 
     @property
     def slots(self) -> Sequence[SlotFacts]:
-        """Every slot as it was after the newest step."""
+        """Every slot; whether it is busy as of now, its counts of some 50 ms and a step ago."""
         return self._slots
 
     @property
@@ -196,7 +198,7 @@ class EngineThread:
                 scheduler.close()
                 self._give_up(error)
                 scheduler = engine.scheduler()
-            self._slots = scheduler.slots()
+                self._look(scheduler)
         scheduler.close()
         self._engine = None
 
@@ -228,14 +230,18 @@ class EngineThread:
                 self._end(ticket, error)
                 continue
             self._answers[number] = ticket
-            self._slots = scheduler.slots()
+            self._look(scheduler)
 
     def _step(self, scheduler: Scheduler) -> None:
         """One step of all answers; who asked hears of it."""
         if not self._answers:
             return
+        happened = scheduler.step()
+        over = any(isinstance(event, Finish | Exception) for _, event in happened)
+        if over or time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._look(scheduler)
         busy = 0
-        for number, event in scheduler.step():
+        for number, event in happened:
             ticket = self._answers[number]
             if isinstance(event, Step):
                 busy += 1
@@ -247,6 +253,10 @@ class EngineThread:
         if busy:
             before = self._decodes
             self._decodes = Decodes(before.count + 1, before.answers + busy)
+
+    def _look(self, scheduler: Scheduler) -> None:
+        # Not after every step: it takes as long as a good part of a step's other host work.
+        self._slots, self._looked = scheduler.slots(), time.monotonic()
 
     def _end(self, ticket: _Ticket, item: Event | BaseException) -> None:
         # First the slot is free, then who asked may look at it.
