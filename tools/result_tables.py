@@ -187,6 +187,7 @@ def _model(name: str) -> str:
 
 TABLES: Mapping[str, Table] = {
     "plan-memory": Table("plan_memory", plan_memory),
+    "plan-memory-stock": Table("plan_memory_stock", plan_memory),
     "kernel-products": Table("kernel_products", kernel_products),
     "decode-rows": Table("decode_rows", decode_rows),
     "verify-cost": Table("verify_cost", verify_cost),
