@@ -239,6 +239,51 @@ def test_sequences_do_not_see_each_other(full: TinyPair) -> None:
         same(hidden(drafter, 0), fresh(full, one))
 
 
+def test_masks_follow_every_change_of_the_context(ring: TinyPair) -> None:
+    """One graph through additions, rollbacks and new texts sees what a new one would."""
+    random, features = np.random.default_rng(3), ring.features(420)
+    with ring.drafter(n_ctx=4096) as drafter:
+        length = 0
+        for count, back in [(1, 0), (70, 0), *random.integers(0, 7, (12, 2)), (150, 3), (90, 0)]:
+            length = max(0, length - int(back))
+            drafter.truncate(0, length)
+            drafter.add_context(0, length, features[length : length + count])
+            length += int(count)
+            same(hidden(drafter), fresh(ring, features[:length]))
+        drafter.truncate(0, 0)
+        drafter.add_context(0, 0, features[:5])
+        same(hidden(drafter), fresh(ring, features[:5]))
+
+
+@pytest.mark.parametrize("kind", ["full", "ring"])
+def test_prepared_graphs_are_those_of_the_first_drafts(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    pair: TinyPair = request.getfixturevalue(kind)
+    features = pair.features(9)
+    with pair.drafter() as drafter:
+        drafter.prepare(0, (2, 4))
+        made = dict(drafter._block_graphs)
+        assert [key[:2] for key in made] == [((0,), 2), ((0,), 4)]
+        drafter.add_context(0, 0, features)
+        same(hidden(drafter), fresh(pair, features))
+        assert dict(drafter._block_graphs) == made
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_feature_that_is_not_a_number_ends_with_the_context(full: TinyPair, bad: float) -> None:
+    features = full.features(9)
+    spoilt = features.copy()
+    spoilt[4, 3] = bad
+    with full.drafter() as drafter:
+        drafter.add_context(0, 0, spoilt)
+        with pytest.raises(UsageError, match="not numbers"):
+            drafter.draft(0, ANCHOR, 4)
+        assert drafter.covered(0) == 0
+        drafter.add_context(0, 0, features)
+        same(hidden(drafter), fresh(full, features))
+
+
 def test_few_block_graphs_are_kept(full: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter_module, "_MAX_BLOCK_GRAPHS", 2)
     with full.drafter() as drafter:
@@ -289,7 +334,6 @@ def test_a_closed_drafter_refuses_everything(full: TinyPair) -> None:
         (lambda d, f: d.add_context(0, -1, f(2)), "position -1 is negative"),
         (lambda d, f: d.add_context(0, 3, f(2)[:, :-1]), r"shape \(2, 95\).*rows of 96"),
         (lambda d, f: d.add_context(0, 3, f(2)[0]), r"shape \(96,\)"),
-        (lambda d, f: d.add_context(0, 3, f(2) * np.nan), "not numbers"),
         (lambda d, f: d.truncate(0, -1), "length is -1"),
         (lambda d, f: d.set_threads(0), "n_threads is 0"),
     ],

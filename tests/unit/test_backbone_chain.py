@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dspine.drafters.backbone.chain import walk_chain
+from dspine.drafters.backbone.chain import Chain, walk_chain
 from dspine.drafters.base import Draw
 from dspine.engine.noise import Noise, Purpose
 from dspine.errors import UsageError
@@ -48,6 +48,26 @@ def test_large_scores_do_not_overflow() -> None:
     )
     assert draft.tokens == (1,)
     assert draft.scores == (1.0,)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scores_that_are_not_numbers_are_refused(bad: float) -> None:
+    ids = np.array([[1, 2], [3, 4]], np.int32)
+    fine, spoilt = np.array([1.0, 0.0], np.float32), np.array([0.0, bad], np.float32)
+    for first, table in ((spoilt, [fine, fine]), (fine, [spoilt, fine])):
+        with pytest.raises(FloatingPointError, match="not numbers"):
+            walk_chain(ids, first, np.array([table], np.float32))
+
+
+def test_a_chain_reads_what_stands_in_its_arrays_now() -> None:
+    ids = np.array([[1, 2], [3, 4]], np.int32)
+    first = np.array([1.0, 0.0], np.float32)
+    # As DFlash has it: whatever was chosen before, the row is the same.
+    later = np.array([0.0, 1.0], np.float32)
+    chain = Chain(ids, first, np.broadcast_to(later, (1, 2, 2)))
+    assert chain.walk().tokens == (1, 4)
+    ids[0, 1], first[:], later[:] = 9, (0.0, 1.0), (1.0, 0.0)
+    assert chain.walk().tokens == (9, 3)
 
 
 @pytest.mark.parametrize("seed", range(20))

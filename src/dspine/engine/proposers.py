@@ -241,9 +241,12 @@ class DrafterProposer:
         return count + 1 if count > 0 and self._on() else 0
 
     def confirm(self, confirmed: Confirmed) -> None:
-        if confirmed.position < self._max_positions and self._on():
-            rows = len(confirmed.tokens)
-            self._guarded(lambda: self._feed.take(confirmed.position, confirmed.row, rows))
+        position, row, tokens = confirmed
+        if position < self._max_positions and self.disabled_reason is None:
+            try:
+                self._feed.take(position, row, len(tokens))
+            except Exception as error:  # noqa: BLE001 - any failure of a drafter is survivable
+                self._failed(error)
 
     def flush(self, position: int) -> None:
         if self._on():

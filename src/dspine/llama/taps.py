@@ -87,24 +87,33 @@ class LayerInputTaps:
         self._taps = tuple(taps)
         self._row_bytes = 4 * hidden_size
         self._views = [LastingView(capacity, hidden_size) for _ in taps]
-        for tap in taps:
-            native.set_tap(context, tap + 1, True)
+        self._layers = [tap + 1 for tap in taps]
+        for layer in self._layers:
+            native.set_tap(context, layer, True)
 
     def begin(self) -> None:
         """Nothing to prepare: the library overwrites its buffers."""
 
     def rows(self, index: int, count: int) -> Rows:
-        return self._views[index].at(self._address(index))[:count]
+        return self._views[index].at(self._address(self._layers[index]))[:count]
 
     def copy(self, first: int, count: int, out: memoryview) -> None:
-        for index, view in enumerate(self._views):
-            rows = view.bytes_at(self._address(index))
-            _copy_rows(rows, first, count, self._row_bytes, out, index, len(self._views))
+        # In few calls: right after a decode each piece of code costs more than the copying.
+        read, context, size, place = self._read, self._context, self._row_bytes, 0
+        begin = first * size
+        for layer, view in zip(self._layers, self._views, strict=True):
+            address = read(context, layer)
+            rows = view.bytes if address == view.address else view.bytes_at(self._address(layer))
+            if count == 1:
+                out[place : place + size] = rows[begin : begin + size]
+            else:
+                _copy_rows(rows, first, count, size, out, place, size * len(self._views))
+            place += size
 
-    def _address(self, index: int) -> int:
-        address = self._read(self._context, self._taps[index] + 1)
+    def _address(self, layer: int) -> int:
+        address = self._read(self._context, layer)
         if not address:
-            raise LibraryError(f"the library gave no buffer for tap {self._taps[index]}")
+            raise LibraryError(f"the library gave no buffer for tap {layer - 1}")
         return address
 
 
@@ -145,7 +154,8 @@ class CallbackTaps:
     def copy(self, first: int, count: int, out: memoryview) -> None:
         for index in range(len(self._taps)):
             rows = self.rows(index, first + count).data.cast("B")
-            _copy_rows(rows, first, count, 4 * self._hidden_size, out, index, len(self._taps))
+            size = 4 * self._hidden_size
+            _copy_rows(rows, first, count, size, out, index * size, len(self._taps) * size)
 
     def _on_node(self, pointer: int, ask: bool, _user: object) -> bool:
         # ctypes swallows exceptions here, so a problem is kept and raised when rows are read.
@@ -170,14 +180,13 @@ class CallbackTaps:
 
 
 def _copy_rows(
-    rows: memoryview, first: int, count: int, size: int, out: memoryview, index: int, taps: int
+    rows: memoryview, first: int, count: int, size: int, out: memoryview, place: int, step: int
 ) -> None:
-    """Rows of tap number `index`, `size` bytes each, to their places among all `taps`."""
+    """Rows of one tap, `size` bytes each, to `place` and every `step` bytes after it."""
     # Through memoryviews: for a few rows NumPy calls take longer than the copying.
-    place = index * size
     for start in range(first * size, (first + count) * size, size):
         out[place : place + size] = rows[start : start + size]
-        place += taps * size
+        place += step
 
 
 def float_view(address: int, *shape: int) -> Rows:
@@ -191,26 +200,26 @@ class LastingView:
     def __init__(self, *shape: int) -> None:
         """`shape` as large as it can be; only what was written may be read."""
         self._shape = shape
-        self._address = 0
+        self.address = 0
         self._view: Rows = np.empty(0, np.float32)
-        self._bytes = memoryview(b"")
+        self.bytes = memoryview(b"")
 
     def at(self, address: int) -> Rows:
         """The values from `address` on, in their shape."""
-        if address != self._address:
+        if address != self.address:
             self._look(address)
         return self._view
 
     def bytes_at(self, address: int) -> memoryview:
         """The same as plain bytes."""
-        if address != self._address:
+        if address != self.address:
             self._look(address)
-        return self._bytes
+        return self.bytes
 
     def _look(self, address: int) -> None:
         self._view = float_view(address, *self._shape)
-        self._bytes = memoryview(_memory(address, 4 * math.prod(self._shape))).cast("B")
-        self._address = address
+        self.bytes = memoryview(_memory(address, 4 * math.prod(self._shape))).cast("B")
+        self.address = address
 
 
 def _memory(address: int, size: int) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dspine.drafters.backbone.chain import walk_chain
+from dspine.drafters.backbone.chain import Chain
 from dspine.drafters.backbone.context import ContextCache
 from dspine.drafters.backbone.weights import BackboneWeights, LayerWeights
 from dspine.drafters.base import Draft, Draw
@@ -26,6 +26,13 @@ from dspine.ggml import Backend, Bound, Graph, Tensor
 
 _SPARE = 2
 """Tokens looked at for each candidate that is kept, when the head's product is not exact."""
+
+
+_FEW_CHANGES = 64
+"""Rows of the context up to which a mask is changed row by row."""
+
+_HIDDEN, _VISIBLE = 0xFC00, 0
+"""Minus infinity and zero as bits of a 16-bit float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class DraftTrace:
 
 
 Scores: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]
-"""Candidates, first row and table as `walk_chain` takes them."""
+"""Candidates, first row and table as `Chain` takes them."""
 _MaskKind: TypeAlias = tuple[int | None, bool]
 """Window and causality of a layer."""
 
@@ -88,11 +95,12 @@ class BlockGraph(ABC):
         self._ids = g.bind(self._input)
         self._id_bytes = self._ids.array.data.cast("B")
         self._masks = [
-            (kind[0], self._caches[index], self._host_mask(kind, tensor))
+            _Mask(self._host_mask(kind, tensor), kind[0], self._caches[index], width)
             for (kind, index), tensor in self._mask_inputs.items()
         ]
         self._results = [g.bind(output) for output in outputs]
-        self._values = self._unpack([result.array for result in self._results])
+        found = self._unpack([result.array for result in self._results])
+        self._chains = [Chain(*scores) for scores in found]
 
     @abstractmethod
     def _score(self, g: Graph, hidden: Tensor) -> list[Tensor]:
@@ -106,24 +114,29 @@ class BlockGraph(ABC):
 
     def draft(self, anchor: int, draw: Draw | None = None) -> Draft:
         """The chain after `anchor` at the cache's next position, of one sequence."""
-        return walk_chain(*self._run((anchor,))[0], draw)
+        self._run((anchor,))
+        return self._chains[0].walk(draw)
 
     def draft_all(self, anchors: Sequence[int], draws: Sequence[Draw | None]) -> list[Draft]:
         """The chains of all sequences."""
-        return [
-            walk_chain(*scores, draw)
-            for scores, draw in zip(self._run(anchors), draws, strict=True)
-        ]
+        self._run(anchors)
+        return [chain.walk(draw) for chain, draw in zip(self._chains, draws, strict=True)]
 
     def trace(self, anchor: int) -> DraftTrace:
         """A draft of one sequence with everything in between."""
-        candidates, first_row, table = self._run((anchor,))[0]
+        self._run((anchor,))
+        chain = self._chains[0]
         hidden = self.graph.get(self._hidden).reshape(self.width - 1, -1)
-        draft = walk_chain(candidates, first_row, table)
-        return DraftTrace(draft, hidden, candidates.copy(), first_row.copy(), table.copy())
+        return DraftTrace(
+            chain.walk(),
+            hidden,
+            chain.candidates.copy(),
+            chain.first_row.copy(),
+            chain.table.copy(),
+        )
 
-    def _run(self, anchors: Sequence[int]) -> list[Scores]:
-        """What the walks need; the next run writes over it."""
+    def _run(self, anchors: Sequence[int]) -> None:
+        """Write what the walks need; the next run writes over it."""
         ids: list[int] = []
         positions: list[int] = []
         for anchor, cache in zip(anchors, self._caches, strict=True):
@@ -131,13 +144,11 @@ class BlockGraph(ABC):
             positions += range(cache.length, cache.length + self.width)
         self._numbers.pack_into(self._id_bytes, 0, *ids, *positions, *anchors)
         self._ids.push()
-        for window, cache, mask in self._masks:
-            self._fill_mask(mask.array[0, 0], window, cache)
-            mask.push()
+        for mask in self._masks:
+            mask.show()
         self.graph.compute()
         for result in self._results:
             result.pull()
-        return self._values
 
     def _host_mask(self, kind: _MaskKind, tensor: Tensor) -> Bound:
         """(w, rows) with the block's own part filled: slot o sees slots o' <= o, or all of them
@@ -150,22 +161,6 @@ class BlockGraph(ABC):
         mask.array.fill(-np.inf)
         mask.array[0, 0, :, : self.width] = np.where(seen, 0.0, -np.inf)
         return mask
-
-    def _fill_mask(
-        self, mask: npt.NDArray[np.float16], window: int | None, cache: ContextCache
-    ) -> None:
-        """Context part: a row at p is visible to slot o iff p < position, and with a window only
-        if position + o - p < window.
-        """
-        position = cache.length
-        mask[:, cache.block_rows :] = -np.inf
-        if window is None or position + self.width <= window:
-            for rows in cache.rows_from(0):
-                mask[:, rows] = 0.0
-            return
-        for slot in range(self.width):
-            for rows in cache.rows_from(position + slot - window + 1):
-                mask[slot, rows] = 0.0
 
     # -- building ------------------------------------------------------------------------------
 
@@ -283,3 +278,43 @@ class BlockGraph(ABC):
         if factor != 1.0:
             logits = logits * factor
         return logits if cap is None else g.tanh(logits) * cap
+
+
+class _Mask:
+    """The context part of one mask: a row at p is visible to slot o iff p < position, and with a
+    window only if position + o - p < window.
+
+    From block to block few rows change, and only those are written.
+    """
+
+    def __init__(self, bound: Bound, window: int | None, cache: ContextCache, width: int) -> None:
+        """`bound` (w, rows) shows none of the context."""
+        self._bound, self._window, self._cache = bound, window, cache
+        self._length = bound.array.shape[-1]
+        self._cells = bound.array.reshape(-1).data.cast("B").cast("H")
+        self._shown = [(0, 0)] * width
+        """First and end of the positions that each slot sees."""
+
+    def show(self) -> None:
+        """Make it that of a block at the cache's next position."""
+        cache, window = self._cache, self._window
+        start, position = cache.start, cache.length
+        for slot, (first, end) in enumerate(self._shown):
+            low = start if window is None else max(start, position + slot - window + 1)
+            if abs(low - first) + abs(position - end) > _FEW_CHANGES:
+                self._write_row(slot, low)
+            else:
+                cells, capacity = self._cells, cache.capacity
+                place = slot * self._length + cache.block_rows
+                for gone in (*range(first, min(low, end)), *range(max(first, position), end)):
+                    cells[place + gone % capacity] = _HIDDEN
+                for new in (*range(low, min(first, position)), *range(max(low, end), position)):
+                    cells[place + new % capacity] = _VISIBLE
+            self._shown[slot] = low, position
+        self._bound.push()
+
+    def _write_row(self, slot: int, first: int) -> None:
+        row = self._bound.array[0, 0, slot]
+        row[self._cache.block_rows :] = -np.inf
+        for rows in self._cache.rows_from(first):
+            row[rows] = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp, inf, log
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,45 +12,75 @@ from dspine.drafters.base import Draft, Draw, Drawn
 from dspine.errors import UsageError
 
 
+class Chain:
+    """The walk over arrays that are written anew for each block.
+
+    `candidates` (n, K) are token ids of slots 1 ... n. `first_row` (K,) scores the candidates of
+    slot 1 after the anchor. `table` (n - 1, K, K) scores, for slots 2 ... n, candidate j (last
+    axis) after candidate k of the slot before. Rows must be contiguous.
+    """
+
+    def __init__(
+        self,
+        candidates: npt.NDArray[np.int32],
+        first_row: npt.NDArray[np.float32],
+        table: npt.NDArray[np.float32],
+    ) -> None:
+        slots, k = candidates.shape
+        if first_row.shape != (k,) or table.shape != (slots - 1, k, k):
+            raise UsageError(
+                f"{slots} slots of {k} candidates need a first row of ({k},) and a table of "
+                f"({slots - 1}, {k}, {k}), not {first_row.shape} and {table.shape}"
+            )
+        self.candidates, self.first_row, self.table = candidates, first_row, table
+        # Plain views of the rows: right after a decode a NumPy call costs more than a loop.
+        self._ids = [_numbers(row, "i") for row in candidates]
+        self._first = _numbers(first_row, "f")
+        self._later = [[_numbers(row, "f") for row in rows] for rows in table]
+
+    def walk(self, draw: Draw | None = None) -> Draft:
+        """Follow the best candidate of each slot, or one drawn, given the one chosen before.
+
+        Only the scores decide: the logits that chose the candidates are not added. Ties go to
+        the lower index. The draft's own scores are those of the best path also where another
+        one is drawn: they may decide how much is verified, which must not depend on what was
+        drawn. Raises FloatingPointError for scores that are not numbers.
+        """
+        tokens: list[int] = []
+        scores: list[float] = []
+        numbers, rest = self._first, iter(self._later)
+        for ids in self._ids:
+            row = numbers.tolist()
+            best = max(row)
+            column = row.index(best)
+            tokens.append(ids[column])
+            # The best entry has exponent 0, so its softmax probability is one over the row's sum.
+            total = sum([exp(score - best) for score in row])
+            if not total >= 1.0:
+                raise FloatingPointError("the drafter's scores are not numbers")
+            scores.append(1.0 / total)
+            later = next(rest, None)
+            if later is not None:
+                numbers = later[column]
+        if draw is None:
+            return Draft(tuple(tokens), tuple(scores))
+        drawn = _draw(self.candidates, self.first_row, self.table, draw)
+        kept = drawn if draw.with_distributions else ()
+        return Draft(tuple(one.token for one in drawn), tuple(scores), kept)
+
+
+def _numbers(row: npt.NDArray[Any], code: str) -> memoryview:
+    return row.data.cast("B").cast(code)
+
+
 def walk_chain(
     candidates: npt.NDArray[np.int32],
     first_row: npt.NDArray[np.float32],
     table: npt.NDArray[np.float32],
     draw: Draw | None = None,
 ) -> Draft:
-    """Follow the best candidate of each slot, or one drawn, given the one chosen before.
-
-    `candidates` (n, K) are token ids of slots 1 ... n. `first_row` (K,) scores the candidates of
-    slot 1 after the anchor. `table` (n - 1, K, K) scores, for slots 2 ... n, candidate j (last
-    axis) after candidate k of the slot before. Only these scores decide: the logits that chose
-    the candidates are not added. Ties go to the lower index. The draft's own scores are those
-    of the best path also where another one is drawn: they may decide how much is verified,
-    which must not depend on what was drawn.
-    """
-    slots, k = candidates.shape
-    if first_row.shape != (k,) or table.shape != (slots - 1, k, k):
-        raise UsageError(
-            f"{slots} slots of {k} candidates need a first row of ({k},) and a table of "
-            f"({slots - 1}, {k}, {k}), not {first_row.shape} and {table.shape}"
-        )
-    # Only the rows on the path, as lists: NumPy calls on so few numbers take longer than a loop.
-    tokens: list[int] = []
-    scores: list[float] = []
-    row: list[float] = first_row.tolist()
-    for slot in range(slots):
-        best = max(row)
-        column = row.index(best)
-        tokens.append(candidates.item(slot, column))
-        # The best entry has exponent 0, so its softmax probability is one over the row's sum.
-        scores.append(1.0 / sum([exp(score - best) for score in row]))
-        if slot + 1 < slots:
-            row = table[slot, column].tolist()
-    if draw is None:
-        return Draft(tuple(tokens), tuple(scores))
-    drawn = _draw(candidates, first_row, table, draw)
-    return Draft(
-        tuple(one.token for one in drawn), tuple(scores), drawn if draw.with_distributions else ()
-    )
+    """One walk over such arrays."""
+    return Chain(candidates, first_row, table).walk(draw)
 
 
 def _draw(

@@ -108,6 +108,11 @@ class ContextCache:
         else:
             self.length = length
 
+    def empty(self) -> None:
+        """Forget everything, and what was written."""
+        self.start = self.length = 0
+        self.store.clear()
+
     def rows_from(self, position: int) -> tuple[slice, ...]:
         """Cache rows of the positions that are present from `position` on."""
         first, capacity, row = max(position, self.start), self.capacity, self.block_rows

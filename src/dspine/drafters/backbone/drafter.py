@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import OrderedDict
@@ -199,9 +198,6 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
                 f"{self.config.feature_size} ({len(self.taps)} taps of "
                 f"{self.config.target_hidden_size})"
             )
-        # A sum is quick, and finite unless an element is not or all are absurdly large.
-        if not math.isfinite(np.add.reduce(features, axis=None)):
-            raise UsageError("features contain values that are not numbers")
         if not len(features):
             return
         cache = self._cache(seq)
@@ -219,7 +215,11 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
 
         They are the best ones, or picked as `draw` says.
         """
-        return self._block_graph(seq, anchor, width).draft(anchor, draw)
+        graph = self._block_graph(seq, anchor, width)
+        try:
+            return graph.draft(anchor, draw)
+        except FloatingPointError as error:
+            raise self._spoilt((seq,), error) from error
 
     def draft_many(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         """The same drafts for several sequences, where the kind can do that in one graph.
@@ -244,8 +244,17 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         rows = max(_padded(cache.used_rows, cache.capacity) for cache in caches)
         seqs = tuple(ask.seq for ask in asks)
         graph = self._graph(seqs, max(ask.width for ask in asks), rows)
-        drafts = graph.draft_all([ask.anchor for ask in asks], [ask.draw for ask in asks])
+        try:
+            drafts = graph.draft_all([ask.anchor for ask in asks], [ask.draw for ask in asks])
+        except FloatingPointError as error:
+            raise self._spoilt(seqs, error) from error
         return [_first(draft, ask.width - 1) for draft, ask in zip(drafts, asks, strict=True)]
+
+    def _spoilt(self, seqs: Sequence[int], error: FloatingPointError) -> UsageError:
+        """One feature that is not a number would spoil every later block: all are forgotten."""
+        for seq in seqs:
+            self._cache(seq).empty()
+        return UsageError(f"{error}: the target's features or the drafter's weights are not")
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on."""
