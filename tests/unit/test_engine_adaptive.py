@@ -107,7 +107,7 @@ def test_a_change_of_regime_is_followed_within_eight_steps(seed: int) -> None:
         )
         after = [step.drafts for step in fall if step.position >= 300]
         # Where rows are nearly free, one draft pays even then.
-        assert np.mean(after[8:28]) <= 1.0 + best_fixed(device, 0.1)[0]
+        assert np.mean(after[8:28]) <= 0.6 + best_fixed(device, 0.1)[0]
 
 
 def test_a_network_that_was_off_is_back_within_eight_steps_of_a_good_probe() -> None:
