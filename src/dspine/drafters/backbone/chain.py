@@ -34,9 +34,9 @@ class Chain:
             )
         self.candidates, self.first_row, self.table = candidates, first_row, table
         # Plain views of the rows: right after a decode a NumPy call costs more than a loop.
-        self._ids = [_numbers(row, "i") for row in candidates]
-        self._first = _numbers(first_row, "f")
-        self._later = [[_numbers(row, "f") for row in rows] for rows in table]
+        self._ids = [_bytes(row).cast("i") for row in candidates]
+        self._first = _bytes(first_row).cast("f")
+        self._later = [[_bytes(row).cast("f") for row in rows] for rows in table]
 
     def walk(self, draw: Draw | None = None) -> Draft:
         """Follow the best candidate of each slot, or one drawn, given the one chosen before.
@@ -69,8 +69,8 @@ class Chain:
         return Draft(tuple(one.token for one in drawn), tuple(scores), kept)
 
 
-def _numbers(row: npt.NDArray[Any], code: str) -> memoryview:
-    return row.data.cast("B").cast(code)
+def _bytes(row: npt.NDArray[Any]) -> memoryview:
+    return row.data.cast("B")
 
 
 def walk_chain(
