@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from dspine.engine.events import TokenLogprob as TokenLogprob
     from dspine.engine.load import load as load
     from dspine.engine.sampling import SamplingOptions as SamplingOptions
+    from dspine.engine.scheduler import Scheduler as Scheduler
     from dspine.engine.session import Session as Session
+    from dspine.engine.slots import SlotFacts as SlotFacts
     from dspine.engine.stats import ProposerStats as ProposerStats
     from dspine.engine.stats import Stats as Stats
     from dspine.errors import DspineError as DspineError
@@ -41,6 +43,8 @@ _HOMES = {
     "Prefill": "dspine.engine.events",
     "ProposerStats": "dspine.engine.stats",
     "Result": "dspine.engine.engine",
+    "Scheduler": "dspine.engine.scheduler",
+    "SlotFacts": "dspine.engine.slots",
     "Session": "dspine.engine.session",
     "SamplingOptions": "dspine.engine.sampling",
     "Stats": "dspine.engine.stats",
@@ -60,7 +64,9 @@ __all__ = [
     "ProposerStats",
     "Result",
     "SamplingOptions",
+    "Scheduler",
     "Session",
+    "SlotFacts",
     "Stats",
     "Step",
     "TokenLogprob",

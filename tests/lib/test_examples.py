@@ -48,6 +48,13 @@ def test_stream_answer(run: Run) -> None:
     assert re.search(r"\[length: 8 tokens, [1-8] verifies, acceptance length \d\.\d\d,", finish)
 
 
+def test_several(run: Run) -> None:
+    prompts = ("Name a colour.", "Name a city.", "Name a number.")
+    printed = run("several.py", *prompts, "-n", "5", "-np", "2")
+    assert all(f"> {prompt}" in printed for prompt in prompts)
+    assert len(re.findall(r"\[answer [123]: [1-5] tokens, (length|stop)\]", printed)) == 3
+
+
 def test_compare(run: Run) -> None:
     head, row = run("compare.py", "-n", "8", "Repeat: one two three one two three.").splitlines()
     assert head.split() == ["plain", "specul.", "ratio", "length", "text"]
