@@ -19,6 +19,7 @@ from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.engine import Engine, EngineParts
 from dspine.engine.events import Event, Finish, Prefill, Step
 from dspine.engine.scheduler import Scheduler
+from dspine.engine.target import LogitRows
 from dspine.engine.width import WidthPolicy
 from dspine.errors import CapacityError, ClosedError, LibraryError, UsageError
 from tests.support.fake_drafter import FakeDrafter
@@ -325,6 +326,31 @@ def test_ctrl_c_in_a_step_of_several_loses_nothing() -> None:
     heard = listener.finish()
     for number, prompt in enumerate(PROMPTS[:3], 1):
         assert heard[number].tokens == plain_answer(NEXT, prompt, 16)
+
+
+def test_ctrl_c_while_a_prompt_is_read_loses_nothing() -> None:
+    parts = make_parallel(targets(2, n_ctx=128), drafter(), proposer="auto")
+    scheduler = Scheduler(parts, 2, chunk=4)
+    listener = Listener(scheduler)
+    scheduler.start([1, 2, 3], max_tokens=20)
+    listener.step()
+    scheduler.start([5] * 21, max_tokens=5)
+    for _ in range(2):
+        listener.step()
+    other = targets_of(parts)[1]
+    read = other.decode
+
+    def interrupted(tokens: Sequence[int], position: int, logits: LogitRows) -> None:
+        read(tokens, position, logits)
+        other.decode = read  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    other.decode = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        listener.step()
+    heard = listener.finish()
+    assert heard[1].tokens == plain_answer(NEXT, [1, 2, 3], 20)
+    assert heard[2].tokens == plain_answer(NEXT, [5] * 21, 5)
 
 
 def test_a_prompt_takes_the_slot_that_holds_most_of_it_else_the_one_unused_longest() -> None:

@@ -24,6 +24,7 @@ class Answering:
         self.answers = False
         """Whether the prompt is in memory."""
         self._position: int | None = None
+        """How much of the prompt is in memory; None: find out."""
         self._read_ms = 0.0
         self._began: tuple[int, EmitterMark, object] | None = None
         """Tokens, text and choices where the step under way began."""
@@ -52,15 +53,16 @@ class Answering:
         started = perf_counter()
         run, stepper, held = self.run, self.stepper, self.slot.held
         recorder, end = run.recorder, len(run.sequence.tokens) - 1
-        if self._position is None:
-            self._position = held.begin(run.sequence.tokens, stepper.usable, reuse=run.reuse)
-            recorder.prompt_tokens, recorder.cached_tokens = end + 1, self._position
-            stepper.begin(self._position)
-        if self._position < end:
-            self._position = read_chunk(run, stepper, held, self._position, most)
-        self.answers = self._position >= end
-        if self.answers:
+        position, self._position = self._position, None  # nothing is sure when it is broken off
+        if position is None:
+            position = held.begin(run.sequence.tokens, stepper.usable, reuse=run.reuse)
+            recorder.prompt_tokens, recorder.cached_tokens = end + 1, position
+            stepper.begin(position)
+        if position < end:
+            position = read_chunk(run, stepper, held, position, most)
+        if position >= end:
             stepper.prompt_done()
+        self._position, self.answers = position, position >= end
         self._read_ms += (perf_counter() - started) * 1000.0
         if not self.answers:
             return []
