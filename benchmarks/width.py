@@ -34,6 +34,8 @@ MOST = 15
 TRACES = common.HERE.parent / "build" / "width-traces.json.gz"
 NETWORK = (1, 2, 3, 5, 7)
 LOOKUPS = (1, 2, 3, 5, 8, 15)
+FIRST = 3
+"""Answers of a fresh engine that are looked at apart."""
 CUTS = (0.2, 0.3, 0.4, 0.5)
 """Chances to be reached under which a lookup is cut."""
 
@@ -179,6 +181,34 @@ def look_up(recording: Recording, table: NgramTable | None) -> Trace:
     return Trace(recording, free)
 
 
+def first_answers(
+    traces: Sequence[Trace], costs: CostTable, make: Callable[[int], AdaptiveWidth], block: int
+) -> dict[str, dict[str, float]]:
+    """Speed of a fresh engine's first answers, all of one task, from every start of that task:
+    as a multiple of plain decoding on average and at worst, and of lookups without a drafter.
+    """
+    found = {}
+    for task in common.TASKS:
+        own = [trace for trace in traces if trace.recording.task == task]
+        ratios = []
+        for start in range(len(own)):
+            part = [own[(start + index) % len(own)] for index in range(FIRST)]
+            bills = {"plain": Bill(), "lookups": Bill(), "auto": Bill()}
+            replay(part, costs, FixedWidth({}), bills["plain"])
+            replay(part, costs, make(1), bills["lookups"])
+            replay(part, costs, make(block), bills["auto"])
+            plain, lookups, ms = (bill.ms["all"] for bill in bills.values())
+            ratios.append((plain / ms, lookups / ms))
+        to_plain, to_lookups = zip(*ratios, strict=True)
+        found[task] = {
+            "to_plain": round(sum(to_plain) / len(own), 4),
+            "to_plain_worst": round(min(to_plain), 4),
+            "to_lookups": round(sum(to_lookups) / len(own), 4),
+            "to_lookups_worst": round(min(to_lookups), 4),
+        }
+    return found
+
+
 def compare(
     traces: Sequence[Trace], costs: CostTable, block: int, curve: Sequence[float]
 ) -> dict[str, Any]:
@@ -213,6 +243,7 @@ def compare(
     all_knowing(traces, costs, bills["all-knowing"])
     auto = bills["adaptive"]
     return {
+        "first_answers": first_answers(traces, costs, adaptive, block),
         "speed": {name: bill.against(bills["plain"]) for name, bill in bills.items()},
         "best_fixed": fixed,
         "adaptive_to_best_fixed": round(bills[fixed].ms["all"] / auto.ms["all"], 4),
