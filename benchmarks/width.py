@@ -190,6 +190,8 @@ def first_answers(
     found = {}
     for task in common.TASKS:
         own = [trace for trace in traces if trace.recording.task == task]
+        if not own:
+            continue
         ratios = []
         for start in range(len(own)):
             part = [own[(start + index) % len(own)] for index in range(FIRST)]

@@ -55,7 +55,7 @@ DOUBTS, DOUBTFUL = 5, 0.2
 """Drafts in a row that are made in spite of an expected loss (at most that many tokens each)
 before a stretch of drafts ends: without them nothing more is learned of the text."""
 
-CHANGES = 0.005
+CHANGES = 0.0025
 """Chance at each step that a text where the drafter does not pay has become one where it does."""
 
 PROBE_FIRST, PROBE_LAST = 16, 128

@@ -21,7 +21,7 @@ REMEMBERED = 8
 LEAST_WEIGHT = 0.02
 """Possible texts less likely than that are left out."""
 
-FORESIGHT = 4.0
+FORESIGHT = 2.0
 """Steps whose gain counts for a draft that shows whether there is one."""
 
 HOLDS = 32
