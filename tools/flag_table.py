@@ -17,7 +17,8 @@ HEAD = """\
 
 A flag wins over its environment variable, and the variable over the default. Switches take no
 value on the command line; their variables take `on` or `off`. `DSPINE_DEBUG=1` shows the whole
-traceback of an error inside dspine. `DSPINE_KERNELS=off` leaves all arithmetic to ggml's kernels.
+traceback of an error inside dspine. `DSPINE_KERNELS=off` leaves all arithmetic to ggml's kernels;
+`avx2`, `avxvnni` or `avx512` chooses a family of ours ([kernels](kernels.md)).
 """
 
 

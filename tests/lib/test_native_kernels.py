@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from dspine.ggml import library as ggml_library
 from dspine.kernels.build import build, is_supported, library_path
-from dspine.kernels.status import SWITCH, enable, run_test
+from dspine.kernels.status import SWITCH, enable
+from dspine.kernels.verdict import ANY, Verdict, run_test
 from dspine.llama.library import find_library
 
 _ROOT = Path(__file__).parents[2]
@@ -45,7 +47,7 @@ def built(cache: Path) -> Path:
 @pytest.fixture(scope="session")
 def folder(built: Path) -> Path:
     """The folder of the llama.cpp library."""
-    complaint = run_test(built, find_library().path)
+    complaint = run_test(built, find_library().path, "avx2").complaint
     if "no CPU kernels for this processor" in complaint:
         pytest.skip(complaint)
     return find_library().path
@@ -60,7 +62,8 @@ def _output(module: str, *arguments: str, **environment: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=_ROOT,
-        env={**{k: v for k, v in os.environ.items() if k != SWITCH}, **environment},
+        # Asked for by name, so that no comparison of times decides what is tested.
+        env={**os.environ, SWITCH: "avx2", **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -71,7 +74,8 @@ def _output(module: str, *arguments: str, **environment: str) -> Any:
 
 
 def test_self_test_passes(built: Path, folder: Path) -> None:
-    assert run_test(built, folder) == ""
+    assert run_test(built, folder, "avx2") == Verdict("avx2")
+    assert not run_test(built, folder).complaint
 
 
 def test_products_are_right_and_row_invariant(built: Path, folder: Path) -> None:
@@ -153,9 +157,10 @@ def test_a_failed_self_test_is_remembered_and_means_stock(
     copy.write_bytes(built.read_bytes())
     calls = []
 
-    def fail(path: Path, library_folder: Path) -> str:
+    def fail(path: Path, library_folder: Path, wanted: str, without: Sequence[str]) -> Verdict:
+        assert (library_folder, wanted, list(without)) == (folder, ANY, [])
         calls.append(path)
-        return "q4_1 product: differs"
+        return Verdict(complaint="q4_1 product: differs")
 
     for _ in range(2):
         status = enable(folder, tmp_path, fail)
@@ -168,4 +173,4 @@ def test_a_failed_self_test_is_remembered_and_means_stock(
 def test_a_child_that_dies_is_reported(tmp_path: Path, built: Path, folder: Path) -> None:
     damaged = tmp_path / "kernels.so"
     damaged.write_bytes(built.read_bytes()[:4096])
-    assert run_test(damaged, folder)
+    assert run_test(damaged, folder).complaint

@@ -1,13 +1,15 @@
 """Exercises the CPU kernels in a process of its own (they stay plugged in until it ends) and
 prints what came out as one JSON object.
 
-    python -m tests.support.native_child products|attention KERNELS LIBRARY_FOLDER
+    python -m tests.support.native_child products|attention KERNELS LIBRARY_FOLDER [FAMILY]
+    python -m tests.support.native_child logits TARGET
     python -m tests.support.native_child model TARGET
     python -m tests.support.native_child status
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -41,17 +43,20 @@ def main(arguments: list[str]) -> int:
         found = status()
     elif arguments[0] == "model":
         found = model(Path(arguments[1]))
+    elif arguments[0] == "logits":
+        found = logits_of(Path(arguments[1]))
     else:
         library.load(Path(arguments[2]))
-        plug_in = kernels.install(Path(arguments[1]))
+        plug_in = kernels.install(Path(arguments[1]), *arguments[3:])
         found = products(plug_in) if arguments[0] == "products" else attentions(plug_in)
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
 
 def products(plug_in: kernels.Kernels) -> dict[str, Any]:
-    """Per type: relative errors against float64, ours and ggml's, and whether rows are the same
-    bits alone, in any batch, with any number of threads, and as part of a view of the matrix.
+    """Per type: relative errors against float64, ours and ggml's, whether rows are the same bits
+    alone, in any batch, with any number of threads, and as part of a view of the matrix, and a
+    digest of all results.
     """
     found = {}
     with Backend(n_threads=1) as one, Backend(n_threads=3) as three:
@@ -70,7 +75,7 @@ def _product_facts(
     if type_name in ("f16", "bf16"):
         shapes += ODD_SHAPES
     rng = np.random.default_rng(3)
-    ours, stock, same = [], [], []
+    ours, stock, same, digest = [], [], [], hashlib.sha256()
     for inputs, outputs in shapes:
         weight = _weights(rng, type_name, inputs, outputs)
         # Rows of a single block scatter: their mean error shows in many.
@@ -83,6 +88,7 @@ def _product_facts(
         # What a result is expected to be in size: a lone exact result may happen to be near zero.
         scale = np.linalg.norm(x, axis=1) * np.sqrt(np.mean(matrix**2))
         whole = product(one, plug_in, weight, x)
+        digest.update(whole.tobytes())
         ours.append(_error(whole, exact, scale))
         stock.append(_error(product(one, None, weight, x), exact, scale))
         for count in ROWS:
@@ -93,7 +99,8 @@ def _product_facts(
         same.append(_reads_back(one, plug_in, weight))
         same.append(_rows_are_found(three, plug_in, weight))
     same.append(_reads_back(one, plug_in, _weights(rng, type_name, *LARGE)))
-    return {"error": max(ours), "stock_error": max(stock), "same": same}
+    errors = {"error": max(ours), "stock_error": max(stock)}
+    return {**errors, "same": same, "digest": digest.hexdigest()}
 
 
 def _weights(rng: np.random.Generator, type_name: str, inputs: int, outputs: int) -> HostTensor:
@@ -233,6 +240,29 @@ def status() -> dict[str, Any]:
 
     found = find_library().kernels
     return {"active": found.active, "text": found.text}
+
+
+def logits_of(target: Path) -> dict[str, Any]:
+    """The kernels in use and a digest of the target's logits for a few rows."""
+    from dspine.llama.batch import Batch
+    from dspine.llama.context import Context
+    from dspine.llama.model import Model
+
+    found, digest = status(), hashlib.sha256()
+    with (
+        Model.load(target) as loaded,
+        Context(loaded, n_ctx=64, n_threads=1, flash_attention=True) as context,
+    ):
+        batch, position = Batch(32), 0
+        for size in (7, 1, 4):
+            batch.clear()
+            tokens = [(17 * i * i + 5 * i + 100) % 40000 for i in range(position, position + size)]
+            batch.add_tokens(tokens, position)
+            context.decode(batch)
+            for row in range(size):
+                digest.update(context.logits(row).tobytes())
+            position += size
+    return {**found, "digest": digest.hexdigest()}
 
 
 def _mapped_mib() -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dspine.errors import UsageError
+from dspine.ggml.kernels import FAMILIES
 
 WAYS: Mapping[str, str] = {
     "plain": "none",
@@ -119,8 +120,11 @@ def _configuration(
         if key == "name":
             name = value
         elif key == "kernels":
-            if value not in ("on", "off"):
-                raise UsageError(f"configuration {text!r}: kernels is {value!r}, use on or off")
+            if value not in ("on", "off", *FAMILIES):
+                raise UsageError(
+                    f"configuration {text!r}: kernels is {value!r}, use on or off, or one of "
+                    f"{', '.join(FAMILIES)}"
+                )
             environment["DSPINE_KERNELS"] = value
         else:
             option, kind = _KEYS[key]

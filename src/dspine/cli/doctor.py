@@ -94,7 +94,8 @@ def library_lines(library: Library) -> Iterator[str]:
         f"({library.commit or 'commit unknown'}), ggml {library.ggml_version}"
     )
     yield f"cpu          {', '.join(library.features) or 'no features reported'}"
-    yield f"kernels      {library.kernels.text}"
+    note = f" ({library.kernels.note})" if library.kernels.note else ""
+    yield f"kernels      {library.kernels.text}{note}"
     for device in library.devices:
         memory = f", {device.total_bytes / 2**30:.1f} GiB" if device.total_bytes else ""
         yield f"device       {device.name}: {device.description} ({device.kind}{memory})"

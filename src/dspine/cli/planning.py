@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
-from pathlib import Path
 
 import click
 
@@ -14,6 +12,9 @@ from dspine.cli.options import Options
 from dspine.cli.output import print_json
 from dspine.default_pair import choose_pair
 from dspine.errors import UsageError
+from dspine.kernels.build import is_supported
+from dspine.kernels.status import switched_off, wanted_family
+from dspine.kernels.verdict import kept_in
 from dspine.machine import available_bytes, cache_folder, cpu_flags
 from dspine.plan import presets
 from dspine.plan.acceptance import read_acceptance
@@ -155,11 +156,8 @@ def size(options: Options, name: str) -> int | None:
 
 def machine_kernels(environment: Mapping[str, str] = os.environ) -> Kernels:
     """Whose kernels would compute on this machine's CPU, if dspine's are built."""
-    off = environment.get("DSPINE_KERNELS", "").strip().lower() in ("off", "0", "no", "false")
-    flags = cpu_flags()
-    fits = platform.machine() in ("x86_64", "AMD64") and "avx2" in flags and "avx512f" not in flags
-    return "dspine" if fits and not off and _is_built() else "ggml"
-
-
-def _is_built(folder: Path | None = None) -> bool:
-    return any((folder or cache_folder()).glob("kernels/*.so"))
+    if switched_off(environment) or not (is_supported() and "avx2" in cpu_flags()):
+        return "ggml"
+    folder = cache_folder() / "kernels"
+    refused = wanted_family(environment) is None and kept_in(folder) is False
+    return "dspine" if any(folder.glob("*.so")) and not refused else "ggml"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from dspine.errors import LibraryError
 from dspine.ggml.library import functions
@@ -21,6 +25,14 @@ _SYMBOLS = (
     "ggml_barrier",
     "ggml_get_type_traits",
 )
+
+
+FAMILIES: Mapping[str, str] = {
+    "avx512": "AVX512-VNNI",
+    "avxvnni": "AVX-VNNI",
+    "avx2": "AVX2",
+}
+"""Keys of the kernel families and how people call their instructions, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +68,33 @@ def fits(ggml_version: str) -> bool:
     return ggml_version.startswith(_VERSION)
 
 
-def install(path: Path, *, attention: bool = True) -> Kernels:
-    """Register the kernels in `path`; must come before the first model is loaded.
+def families(path: Path) -> list[str]:
+    """Keys of the families in `path` that this processor can run, the newest first."""
+    kernels = _open(path)
+    found: list[str] = []
+    while (key := kernels.dspine_kernels_family(len(found))) is not None:
+        found.append(key.decode())
+    return found
+
+
+def trial(
+    path: Path, family: str, type_name: str, ne: tuple[int, int], rows: int, repeats: int
+) -> tuple[float, npt.NDArray[np.float32]]:
+    """A product of a family on fixed arbitrary numbers, without plugging it in: best seconds of
+    one thread, and the result (rows, outputs). LibraryError where the family cannot compute it.
+    """
+    result = np.empty((rows, ne[1]), dtype=np.float32)
+    seconds = _open(path).dspine_kernels_trial(
+        family.encode(), type_by_name(type_name).number, *ne, rows, repeats, result.ctypes.data
+    )
+    if seconds < 0:
+        raise LibraryError(f"the {family} kernels have no {type_name} product of {ne} here")
+    return seconds, result
+
+
+def install(path: Path, family: str | None = None, *, attention: bool = True) -> Kernels:
+    """Register the kernels in `path`, those of `family` (else of the newest that runs here); must
+    come before the first model is loaded.
 
     LibraryError when the library is another version, lacks a symbol, or has no kernels for this
     processor. Nothing is changed then.
@@ -71,12 +108,9 @@ def install(path: Path, *, attention: bool = True) -> Kernels:
     stock = _stock(lib.folder)
     operations = _operations(stock)
     kernels = _open(path)
-    family = kernels.dspine_kernels_family()
-    if family is None:
-        raise LibraryError(
-            "there are no CPU kernels for this processor yet (they need AVX2 without AVX-512)"
-        )
+    family = choose(families(path), family)
     handle = kernels.dspine_kernels_install(
+        family.encode(),
         *(_address(stock, name) for name in _SYMBOLS),
         _cpu_device(),
         operations["MUL_MAT"],
@@ -86,15 +120,29 @@ def install(path: Path, *, attention: bool = True) -> Kernels:
     )
     if not handle:
         raise LibraryError("the CPU kernels refused this processor")
-    _installed.append(Kernels(family.decode(), handle, kernels))
+    _installed.append(Kernels(FAMILIES[family], handle, kernels))
     return _installed[0]
 
 
-def repacked_buffer_type() -> int | None:
-    """Memory in which ggml itself repacks weights, for comparisons; None where there is none."""
+def choose(here: Sequence[str], wanted: str | None = None) -> str:
+    """`wanted`, else the first of the families `here`; LibraryError where there is no such."""
+    if not here:
+        raise LibraryError("there are no CPU kernels for this processor (they need AVX2 and FMA)")
+    if wanted is not None and wanted not in here:
+        raise LibraryError(
+            f"this processor, or the compiler that built them, has no {FAMILIES[wanted]} for the "
+            f"CPU kernels: use {', '.join(here)}"
+        )
+    return wanted or here[0]
+
+
+def repacked_buffer_type(name: str = "_Z35ggml_backend_cpu_repack_buffer_typev") -> int | None:
+    """Memory in which ggml itself repacks weights, for comparisons; None where there is none.
+    `name` is the library's function for it.
+    """
     stock = _stock(functions().folder)
     try:
-        address = _address(stock, "_Z35ggml_backend_cpu_repack_buffer_typev")
+        address = _address(stock, name)
     except LibraryError:
         return None
     found: int | None = ctypes.CFUNCTYPE(_VOID)(address)()
@@ -108,11 +156,18 @@ def _open(path: Path) -> ctypes.CDLL:
         raise LibraryError(f"the CPU kernels {path} cannot be loaded: {error}") from error
     kernels.dspine_kernels_family.restype = ctypes.c_char_p
     kernels.dspine_kernels_install.restype = _VOID
-    kernels.dspine_kernels_install.argtypes = [_VOID] * 5 + [_INT] * 4
+    kernels.dspine_kernels_family.argtypes = [_INT]
+    kernels.dspine_kernels_install.argtypes = [ctypes.c_char_p] + [_VOID] * 5 + [_INT] * 4
     kernels.dspine_kernels_take_attention.restype = None
     kernels.dspine_kernels_take_attention.argtypes = [_INT]
     kernels.dspine_kernels_take_weight.restype = _INT
     kernels.dspine_kernels_take_weight.argtypes = [_INT, ctypes.c_int64]
+    kernels.dspine_kernels_trial.restype = ctypes.c_double
+    kernels.dspine_kernels_trial.argtypes = [
+        *(ctypes.c_char_p, _INT),
+        *[ctypes.c_int64] * 3,
+        *(_INT, _VOID),
+    ]
     return kernels
 
 

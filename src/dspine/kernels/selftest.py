@@ -1,14 +1,17 @@
 """Compares the CPU kernels with ggml's own on small operations; run in a child process.
 
-    python -m dspine.kernels.selftest KERNELS LIBRARY_FOLDER
+    python -m dspine.kernels.selftest KERNELS LIBRARY_FOLDER auto|FAMILY [WITHOUT ...]
 
-The last line printed says what is wrong; the exit status is 0 when nothing is.
+The first line names the family that is tested: the one asked for, or the fastest here. The last
+line says what is wrong, or, with exit status 0, what to use and why, as one JSON object.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,8 @@ import numpy.typing as npt
 
 from dspine.errors import DspineError
 from dspine.ggml import Backend, Graph, HostTensor, WeightStore, kernels, library
+from dspine.kernels import rivals
+from dspine.kernels.verdict import ANY, Verdict
 
 Floats = npt.NDArray[np.float32]
 
@@ -36,20 +41,39 @@ class MismatchError(DspineError):
 
 def main(arguments: list[str]) -> int:
     try:
-        path, folder = Path(arguments[0]), Path(arguments[1])
+        path, folder, wanted, *without = Path(arguments[0]), Path(arguments[1]), *arguments[2:]
         library.load(folder)
-        found = kernels.install(path)
+        here = [family for family in kernels.families(path) if family not in without]
+        kernels.choose(here, None if wanted == ANY else wanted)
+        family, note = rivals.fastest(path, here) if wanted == ANY else (wanted, "")
+        sys.stdout.write(f"family {family}\n")
+        sys.stdout.flush()  # whatever happens next, it happens to this one
+        found = kernels.install(path, family)
         with Backend(n_threads=2) as backend:
             for type_name in TYPES:
                 if found.takes(type_name, (_INPUTS, _OUTPUTS)):
                     check_product(backend, found, type_name)
                     check_lookup(backend, found, type_name)
             check_attention(backend, found)
+        verdict = _against_ggml(family, note, found) if wanted == ANY else Verdict(family)
     except DspineError as error:
         sys.stdout.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{found.family} kernels agree with ggml's\n")
+    sys.stdout.write(json.dumps(asdict(verdict)) + "\n")
     return 0
+
+
+def _against_ggml(family: str, note: str, found: kernels.Kernels) -> Verdict:
+    """Where ggml has wider kernels than those that ours were measured against, ours must win."""
+    if not rivals.wide_vectors():
+        return Verdict(family, note)
+    with Backend(n_threads=1) as backend:
+        ratio = rivals.against_ggml(backend, found)
+    if ratio > 1:
+        others = f" ({note})" if note else ""
+        return Verdict(None, f"ggml's own kernels are {ratio:.2f} times as fast here{others}")
+    compared = f"{1 / ratio:.2f} times as fast as ggml's own"
+    return Verdict(family, f"{note}; {compared}" if note else compared)
 
 
 def check_product(backend: Backend, found: kernels.Kernels, type_name: str) -> None:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspine.errors import DspineError
+from dspine.errors import DspineError, LibraryError, UsageError
 from dspine.ggml import kernels as plug_in
 from dspine.ggml import library as ggml_library
 from dspine.kernels.build import build, is_supported, library_path
-from dspine.machine import cache_folder, cpu_model
+from dspine.kernels.verdict import ANY, Tester, run_test, verdict
+from dspine.machine import cache_folder
 
 SWITCH = "DSPINE_KERNELS"
 BUILD = "python -m dspine.kernels"
 _OFF = ("off", "0", "no", "false")
-_TEST_SECONDS = 120
-Tester = Callable[[Path, Path], str]
+_ON = ("", "on", "1", "yes", "true", ANY)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What computes on the CPU: our kernels' `family`, or ggml (None) and the `reason`."""
+    """What computes on the CPU: our kernels' `family`, or ggml (None) and the `reason`.
+
+    `note` says why this family, where there was a choice.
+    """
 
     family: str | None = None
     reason: str = "not loaded"
+    note: str = ""
 
     @property
     def active(self) -> bool:
@@ -52,7 +51,9 @@ def enable(folder: Path, cache: Path | None = None, tester: Tester | None = None
     """Plug the kernels into the ggml library loaded from `folder`, where that is possible.
 
     They must have been built (`prepare`). The first time on a machine a child process tests them;
-    the verdict is kept beside them. Never raises for anything that kernels can do wrong.
+    the verdict is kept beside them. Never raises for anything that kernels can do wrong, but
+    UsageError and LibraryError for a family asked for by DSPINE_KERNELS that does not exist or
+    cannot run here.
     """
     present = plug_in.installed()
     if present is not None:
@@ -60,14 +61,19 @@ def enable(folder: Path, cache: Path | None = None, tester: Tester | None = None
     unusable = _unusable()
     if unusable is not None:
         return unusable
+    family = wanted_family()
     path = library_path(cache or cache_folder(), ggml_library.functions().ggml_version().decode())
     if not path.exists():
         return Status(reason=f"the CPU kernels are not built ({BUILD} does it)")
+    if family is not None:
+        _check_runs(path, family)
     try:
-        complaint = _verdict(path, folder, tester or run_test)
-        if complaint:
-            return Status(reason=f"the CPU kernels failed their self-test ({complaint})")
-        return Status(plug_in.install(path).family, "")
+        found = verdict(path, folder, family or ANY, tester or run_test)
+        if found.complaint:
+            return Status(reason=f"the CPU kernels failed their self-test ({found.complaint})")
+        if found.family is None:
+            return Status(reason=found.note)
+        return Status(plug_in.install(path, found.family).family, "", found.note)
     except (DspineError, OSError) as error:
         return Status(reason=str(error))
 
@@ -86,32 +92,35 @@ def prepare(folder: Path, cache: Path | None = None) -> Status:
     return enable(folder, cache)
 
 
-def run_test(path: Path, folder: Path) -> str:
-    """Test the kernels `path` with the library in `folder` in a child; "" or what is wrong."""
-    command = [sys.executable, "-m", "dspine.kernels.selftest", str(path), str(folder)]
+def wanted_family(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Key of the family that DSPINE_KERNELS asks for; None for the fastest, or for none at all.
+
+    UsageError for anything else than a family, on or off.
+    """
+    value = environment.get(SWITCH, "").strip().lower()
+    if value in _ON or switched_off(environment):
+        return None
+    if value not in plug_in.FAMILIES:
+        choices = ", ".join(plug_in.FAMILIES)
+        raise UsageError(f"{SWITCH} is {value!r}: use {choices}, on or off")
+    return value
+
+
+def switched_off(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether DSPINE_KERNELS leaves everything to ggml."""
+    return environment.get(SWITCH, "").strip().lower() in _OFF
+
+
+def _check_runs(path: Path, family: str) -> None:
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TEST_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if done.returncode == 0:
-        return ""
-    if done.returncode < 0:
-        return f"the process was ended by signal {-done.returncode}"
-    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit status {done.returncode}"
+        plug_in.choose(plug_in.families(path), family)
+    except LibraryError as error:
+        raise LibraryError(f"{SWITCH}={family}: {error}") from error
 
 
 def _unusable() -> Status | None:
     """A reason that needs no look at the kernels themselves."""
-    if os.environ.get(SWITCH, "").strip().lower() in _OFF:
+    if switched_off():
         return Status(reason=f"switched off by {SWITCH}")
     if not is_supported():
         return Status(reason="there are CPU kernels for Linux on x86-64 only")
@@ -119,32 +128,3 @@ def _unusable() -> Status | None:
     if not plug_in.fits(version):
         return Status(reason=f"the CPU kernels do not fit ggml {version}")
     return None
-
-
-def _verdict(path: Path, folder: Path, tester: Tester) -> str:
-    """What the self-test found, from the last time on this machine and library or from now."""
-    facts = _facts(path, folder)
-    file = path.with_suffix(".json")
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(file.read_text())
-        if known["facts"] == facts and isinstance(known["complaint"], str):
-            return str(known["complaint"])
-    complaint = tester(path, folder)
-    _write(file, {"facts": facts, "complaint": complaint})
-    return complaint
-
-
-def _facts(path: Path, folder: Path) -> list[str | int]:
-    found: list[str | int] = [cpu_model(), str(folder.resolve())]
-    for file in (path, folder / "libggml-cpu.so", folder / "libggml-base.so"):
-        stat = file.stat()
-        found += [stat.st_size, stat.st_mtime_ns]
-    return found
-
-
-def _write(file: Path, content: Mapping[str, object]) -> None:
-    """Keep a verdict; a folder that cannot be written only costs the next self-test."""
-    with suppress(OSError):
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False) as out:
-            json.dump(content, out)
-        Path(out.name).replace(file)

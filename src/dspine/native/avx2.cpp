@@ -7,10 +7,6 @@ namespace {
 
 bool runs_here() {
     __builtin_cpu_init();
-    // ggml has wider kernels there, against which this family was never measured.
-    if (__builtin_cpu_supports("avx512f")) {
-        return false;
-    }
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
@@ -19,7 +15,7 @@ bool runs_here() {
 const Family & avx2_family() {
     static const Kernel kernels[] = {kAvx2Q4_0, kAvx2Q4_1, kAvx2Q5_0, kAvx2Q8_0, kAvx2Q4_K,
                                      kAvx2Q5_K, kAvx2Q6_K, kAvx2F16,  kAvx2BF16};
-    static const Family family = {"AVX2", runs_here, kernels, sizeof kernels / sizeof kernels[0], &kAvx2Attention};
+    static const Family family = {"avx2", runs_here, kernels, sizeof kernels / sizeof kernels[0], &kAvx2Attention};
     return family;
 }
 

@@ -1,41 +1,20 @@
 // Q8_0: 8-bit weights widened to 16 bits, times inputs of 16 bits, summed exactly in 32 bits.
-//
-// Unit of 16 outputs x 32 inputs: 16 scales (f16), then for each pair of inputs 16 bytes of outputs
-// 0-7 and 16 bytes of outputs 8-15; byte 2 * output + i is input 2 * pair + i.
 #include "avx2.h"
 #include "avx2_tables.h"
+#include "layout_small.h"
 
 namespace dspine {
 
 namespace {
-
-constexpr size_t kWeights = 32;
-constexpr size_t kUnit    = kWeights + 512;
-constexpr size_t kSource  = 34;
-
-uint8_t * pair_at(uint8_t * unit, int pair, int lane) { return unit + kWeights + 32 * pair + 2 * lane; }
-
-void pack(const uint8_t * source, int lane, uint8_t * unit) {
-    std::memcpy(unit + 2 * lane, source, 2);
-    for (int pair = 0; pair < 16; pair++) {
-        std::memcpy(pair_at(unit, pair, lane), source + 2 + 2 * pair, 2);
-    }
-}
-
-void unpack(const uint8_t * unit, int lane, uint8_t * source) {
-    std::memcpy(source, unit + 2 * lane, 2);
-    for (int pair = 0; pair < 16; pair++) {
-        std::memcpy(source + 2 + 2 * pair, pair_at(const_cast<uint8_t *>(unit), pair, lane), 2);
-    }
-}
 
 inline __m256i widen(const uint8_t * from) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
 }
 
 struct Unit {
-    using Inputs = Inputs16;
-    static constexpr size_t kBytes  = kUnit;
+    using Vectors = Vectors256;
+    using Inputs  = Inputs16;
+    static constexpr size_t kBytes  = kEightUnit;
     static constexpr int    kBlocks = 1;
     static constexpr int    kRows   = kMostRows;
 
@@ -46,7 +25,7 @@ struct Unit {
         __m256i sum[R][2];
 #pragma GCC unroll 16
         for (int pair = 0; pair < 16; pair++) {
-            const __m256i w[2] = {widen(unit + kWeights + 32 * pair), widen(unit + kWeights + 32 * pair + 16)};
+            const __m256i w[2] = {widen(unit + kEightWeights + 32 * pair), widen(unit + kEightWeights + 32 * pair + 16)};
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) {
                 const __m256i a = repeat32(x[r]->q + 2 * pair);
@@ -71,7 +50,7 @@ struct Unit {
 
 }  // namespace
 
-const Kernel kAvx2Q8_0 = {Q8_0, 32, kUnit, kSource, sizeof(Inputs16), pack_units<pack, kSource, kUnit>,
-                          unpack_units<unpack, kSource, kUnit>, prepare16, multiply<Unit, 32>};
+const Kernel kAvx2Q8_0 = {Q8_0, 32, kEightUnit, kEightSource, sizeof(Inputs16), pack_units<pack_eight, kEightSource, kEightUnit>,
+                          unpack_units<unpack_eight, kEightSource, kEightUnit>, prepare16, multiply<Unit, 32>};
 
 }  // namespace dspine

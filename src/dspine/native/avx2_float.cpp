@@ -1,20 +1,11 @@
 // F16 and BF16: weights widened to fp32, one fused multiply-add per input.
-//
-// Unit of 16 outputs x 1 input: 16 values of 2 bytes.
 #include "avx2.h"
 #include "avx2_tables.h"
+#include "layout_float.h"
 
 namespace dspine {
 
 namespace {
-
-void pack(const uint8_t * source, int lane, uint8_t * unit) { std::memcpy(unit + 2 * lane, source, 2); }
-
-void unpack(const uint8_t * unit, int lane, uint8_t * source) { std::memcpy(source, unit + 2 * lane, 2); }
-
-void prepare(const float * input, int64_t inputs, uint8_t * prepared) {
-    std::memcpy(prepared, input, size_t(inputs) * sizeof(float));
-}
 
 template <bool brain>
 inline __m256 widen(const uint8_t * from) {
@@ -27,8 +18,9 @@ inline __m256 widen(const uint8_t * from) {
 
 template <bool brain>
 struct Unit {
-    using Inputs = float;
-    static constexpr size_t kBytes  = 32;
+    using Vectors = Vectors256;
+    using Inputs  = float;
+    static constexpr size_t kBytes  = kFloatUnit;
     static constexpr int    kBlocks = 1;
     static constexpr int    kRows   = kFewerRows;
 
@@ -48,9 +40,7 @@ struct Unit {
 
 }  // namespace
 
-const Kernel kAvx2F16  = {F16, 1, 32, 2, sizeof(float), pack_units<pack, 2, 32>, unpack_units<unpack, 2, 32>, prepare,
-                         multiply<Unit<false>, 1>};
-const Kernel kAvx2BF16 = {BF16, 1, 32, 2, sizeof(float), pack_units<pack, 2, 32>, unpack_units<unpack, 2, 32>, prepare,
-                         multiply<Unit<true>, 1>};
+const Kernel kAvx2F16  = float_kernel(F16, multiply<Unit<false>, 1>);
+const Kernel kAvx2BF16 = float_kernel(BF16, multiply<Unit<true>, 1>);
 
 }  // namespace dspine

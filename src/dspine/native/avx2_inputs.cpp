@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "avx2.h"
+#include "inputs.h"
 
 namespace dspine {
 
@@ -52,9 +53,23 @@ float to_integers(const float * input, float limit, __m256i (&q)[4]) {
 // 16-bit halves of a and b in order (the packing instructions work on 128-bit lanes).
 __m256i to_16(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8); }
 
-}  // namespace
+// Writes the parts of a block in which the two forms differ. `pair` repeats both factors.
+inline void store_inputs(__m256i q, __m256i pair, Inputs8 * block) {
+    const int both_factors = _mm_cvtsi128_si32(_mm256_castsi256_si128(pair));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(block->q), q);
+    std::memcpy(block->factor, &both_factors, sizeof block->factor);
+}
 
-void prepare8(const float * input, int64_t inputs, uint8_t * prepared) {
+inline void store_inputs(__m256i q, __m256i pair, Inputs8ByFactor * block) {
+    const int both_factors = _mm_cvtsi128_si32(_mm256_castsi256_si128(pair));
+    q = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(q, 0xD8), 0xD8);  // 16-bit parts 0, 2, 1, 3
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(block->q), q);
+    block->factor[0] = both_factors & 0xFFFF;
+    block->factor[1] = both_factors >> 16;
+}
+
+template <class Block>
+inline void prepare_blocks(const float * input, int64_t inputs, uint8_t * prepared) {
     const float top   = largest(input, inputs);
     const float scale = top < kLeast ? 0.0f : top / (127.0f * kMostFactor);
     // Below that, inputs count as zeros: the division would overflow.
@@ -64,7 +79,7 @@ void prepare8(const float * input, int64_t inputs, uint8_t * prepared) {
     // Packing works on 128-bit lanes: 0-3, 8-11, 16-19, 24-27, 4-7, 12-15, 20-23, 28-31.
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i pairs = _mm256_set1_epi32(0x09080100);
-    Inputs8 *    block     = reinterpret_cast<Inputs8 *>(prepared);
+    Block *       block = reinterpret_cast<Block *>(prepared);
     for (int64_t i = 0; i < inputs; i += 32, block++) {
         __m256 x[4];
 #pragma GCC unroll 4
@@ -85,7 +100,6 @@ void prepare8(const float * input, int64_t inputs, uint8_t * prepared) {
         }
         const __m256i packed = _mm256_permutevar8x32_epi32(
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])), order);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(block->q), packed);
         // Lanes 0, 2 of the factors, again and again, times the sums of neighbours.
         const __m256i pair = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm256_castsi256_si128(factors)), pairs);
         __m256i       sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed), pair);
@@ -93,13 +107,22 @@ void prepare8(const float * input, int64_t inputs, uint8_t * prepared) {
         sums               = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xB1));
         const int low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
         const int high = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
-        const int both_factors = _mm_cvtsi128_si32(_mm256_castsi256_si128(pair));
-        block->row             = scale;
-        std::memcpy(block->factor, &both_factors, sizeof block->factor);
+        store_inputs(packed, pair, block);
+        block->row     = scale;
         block->sum     = float(low + high);
         block->half[0] = float(low);
         block->half[1] = float(high);
     }
+}
+
+}  // namespace
+
+void prepare8(const float * input, int64_t inputs, uint8_t * prepared) {
+    prepare_blocks<Inputs8>(input, inputs, prepared);
+}
+
+void prepare8_by_factor(const float * input, int64_t inputs, uint8_t * prepared) {
+    prepare_blocks<Inputs8ByFactor>(input, inputs, prepared);
 }
 
 void prepare16(const float * input, int64_t inputs, uint8_t * prepared) {

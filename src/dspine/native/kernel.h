@@ -44,7 +44,7 @@ struct Attention {
 };
 
 struct Family {
-    const char *     name;
+    const char *     key;
     bool             (*runs_here)();
     const Kernel *   kernels;
     int              count;
@@ -52,7 +52,8 @@ struct Family {
 };
 
 const Family & avx2_family();
-
+const Family & avxvnni_family();
+const Family & avx512_family();
 
 // `pack` and `unpack` of a kernel, made of what they do to one unit.
 template <void (*one)(const uint8_t *, int, uint8_t *), size_t source_bytes, size_t unit_bytes>

@@ -28,8 +28,8 @@ double milliseconds_now() {
 }
 
 void populate(char * memory, size_t pages) {
-    run_parts(threads_for(pages * kHugePage), [&](size_t part) {
-        const size_t parts = threads_for(pages * kHugePage);
+    const size_t parts = threads_for(pages * kHugePage);
+    run_parts(parts, [&](size_t part) {
         const size_t from = pages * part / parts, to = pages * (part + 1) / parts;
         madvise(memory + from * kHugePage, (to - from) * kHugePage, kPopulateWrite);
     });

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "families.h"
 #include "lookup.h"
 #include "memory.h"
 #include "packing.h"
@@ -218,15 +219,6 @@ class Kernels : public ExtraBufferType {
     }
 };
 
-const Family * choose_family() {
-    for (const Family * family : {&avx2_family()}) {  // the best first
-        if (family->runs_here()) {
-            return family;
-        }
-    }
-    return nullptr;
-}
-
 }  // namespace
 
 }  // namespace dspine
@@ -235,22 +227,23 @@ const Family * choose_family() {
 
 extern "C" {
 
-// Name of the family this machine would use, or null.
-DSPINE_API const char * dspine_kernels_family() {
-    const dspine::Family * family = dspine::choose_family();
-    return family == nullptr ? nullptr : family->name;
+// Key of the index-th family that this processor can run, the newest first; null after the last.
+DSPINE_API const char * dspine_kernels_family(int index) {
+    const dspine::Family * family = dspine::family_here(index);
+    return family == nullptr ? nullptr : family->key;
 }
 
-// Registers the buffer type; must come before the first model is loaded. Returns the buffer type, or
-// null when no kernel family runs on this machine. `extra_types` is the library's function of that
+// Registers the buffer type with the kernels of one family; must come before the first model is loaded. Returns
+// the buffer type, or null when this processor cannot run the family. `extra_types` is the library's function of that
 // name, `flags` 1 = products, 2 = attention.
-DSPINE_API void * dspine_kernels_install(void * extra_types, void * buffer_init, void * barrier, void * type_traits,
-                                         void * cpu_device, int op_mul_mat, int op_attention, int op_get_rows, int flags) {
+DSPINE_API void * dspine_kernels_install(const char * key, void * extra_types, void * buffer_init, void * barrier,
+                                         void * type_traits, void * cpu_device, int op_mul_mat, int op_attention,
+                                         int op_get_rows, int flags) {
     using namespace dspine;
     if (g_state != nullptr) {
         return &g_state->type;
     }
-    const Family * family = choose_family();
+    const Family * family = family_called(key);
     if (family == nullptr) {
         return nullptr;
     }

@@ -1,0 +1,174 @@
+"""Kernels for processors that this one is not: compiled with their real flags, and run here with
+their instructions emulated. Every family must compute the bits of the AVX2 kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspine.errors import LibraryError
+from dspine.ggml import kernels
+from dspine.ggml import library as ggml_library
+from dspine.kernels.build import (
+    FAMILY_FLAGS,
+    build,
+    compile_command,
+    find_compiler,
+    is_supported,
+    library_path,
+    source_folder,
+)
+from dspine.kernels.selftest import TYPES
+from dspine.kernels.status import SWITCH
+from dspine.kernels.verdict import ANY, Verdict, run_test
+from dspine.llama.library import find_library
+
+_ROOT = Path(__file__).parents[2]
+_NEWER = ("avx512", "avxvnni")
+_EMULATED = ("-Og", "-Wno-psabi", "-include", str(_ROOT / "tests" / "support" / "emulated_vnni.h"))
+_AVX2 = (*FAMILY_FLAGS["avx2"], "-Og")
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="no CPU kernels for this machine")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with kernels whose newer families are emulated, so that they run anywhere."""
+    find_library()
+    folder = tmp_path_factory.mktemp("emulated")
+    path = library_path(folder, ggml_library.functions().ggml_version().decode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", f"{' '.join(find_compiler())} -DDSPINE_EMULATED")
+        flags = {"avx2": _AVX2, **dict.fromkeys(_NEWER, (*_AVX2, *_EMULATED))}
+        assert build(path, flags) == {}
+    if kernels.families(path)[-1:] != ["avx2"]:
+        pytest.skip("this processor has no AVX2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def emulated(cache: Path) -> Path:
+    """The kernels in it."""
+    return library_path(cache, ggml_library.functions().ggml_version().decode())
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """The real kernels, from the developer's own cache."""
+    find_library()
+    home = Path.home() / ".cache" / "dspine"
+    path = library_path(home, ggml_library.functions().ggml_version().decode())
+    if not path.exists():
+        build(path)
+    return path
+
+
+def _child(*arguments: str, **environment: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.native_child", *arguments],
+        cwd=_ROOT,
+        env={**{k: v for k, v in os.environ.items() if k != SWITCH}, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
+    """And no file of a family leaves code of its own that another file might be linked with."""
+    if not shutil.which("nm") or not shutil.which("objdump"):
+        pytest.skip("binutils are not installed")
+    sources = [f for f in source_folder().glob("*_*.cpp") if f.stem.split("_")[0] in _NEWER]
+    assert len(sources) == 5
+
+    def compile_one(source: Path) -> tuple[str, Path]:
+        made = tmp_path / f"{source.stem}.o"
+        command = compile_command(source, made)
+        done = subprocess.run([*command, "-Werror"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return source.stem, made
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = dict(pool.map(compile_one, sources))
+    for name, made in objects.items():
+        symbols = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True)
+        assert not re.search(r" [WVu] ", symbols.stdout), f"{name}: {symbols.stdout}"
+    for family, register in {"avx512": "zmm", "avxvnni": "ymm"}.items():
+        for kind in ("small", "k_quants"):
+            made = objects[f"{family}_{kind}"]
+            code = subprocess.run(["objdump", "-d", str(made)], capture_output=True, text=True)
+            assert len(re.findall(rf"vpdpbusd.*{register}", code.stdout)) > 100
+
+
+def test_products_have_the_bits_of_avx2(built: Path, emulated: Path) -> None:
+    """All types, on the weights, shapes and rows that the AVX2 kernels are tested with."""
+    folder = str(find_library().path)
+    real = _child("products", str(built), folder, "avx2")
+    here = [(built, family) for family in kernels.families(built) if family in _NEWER]
+    for path, family in [*((emulated, family) for family in _NEWER), *here]:
+        found = _child("products", str(path), folder, family)
+        assert set(found) == set(real) == set(TYPES)
+        for type_name, facts in found.items():
+            assert facts["digest"] == real[type_name]["digest"], f"{family} {type_name}"
+            assert all(facts["same"]), f"{family} {type_name}"
+
+
+@pytest.mark.parametrize("family", _NEWER)
+def test_groups_of_any_number_of_rows_agree(family: str, emulated: Path, built: Path) -> None:
+    for type_name in TYPES:
+        for rows in range(1, 10):
+            _, expected = kernels.trial(built, "avx2", type_name, (512, 37), rows, 1)
+            _, found = kernels.trial(emulated, family, type_name, (512, 37), rows, 1)
+            assert np.isfinite(expected).all() and np.abs(expected).max() > 0
+            assert np.array_equal(found, expected), f"{type_name}, {rows} rows"
+
+
+def test_logits_of_the_target_have_the_bits_of_avx2(
+    built: Path, cache: Path, default_target: Path
+) -> None:
+    real = _child(
+        "logits", str(default_target), DSPINE_CACHE_DIR=str(built.parents[1]), **{SWITCH: "avx2"}
+    )
+    assert real["text"].startswith("dspine (AVX2)")
+    for family in _NEWER:
+        found = _child(
+            "logits", str(default_target), DSPINE_CACHE_DIR=str(cache), **{SWITCH: family}
+        )
+        assert found["text"].startswith(f"dspine ({kernels.FAMILIES[family]})")
+        assert found["digest"] == real["digest"], family
+
+
+def test_the_fastest_family_is_chosen_and_compared(emulated: Path) -> None:
+    """Emulation is slow, so AVX2 wins against families that would come first."""
+    found = run_test(emulated, find_library().path)
+    assert not found.complaint
+    assert "AVX512-VNNI 0." in found.note
+    assert "AVX-VNNI 0." in found.note
+    assert found.family in ("avx2", None)
+
+
+def test_a_family_that_cannot_run_here_is_refused(built: Path) -> None:
+    folder = find_library().path
+    for family in set(_NEWER) - set(kernels.families(built)):
+        complaint = run_test(built, folder, family).complaint
+        assert f"has no {kernels.FAMILIES[family]} for the CPU kernels: use " in complaint
+        assert not complaint.count("\n")
+    with pytest.raises(LibraryError, match="they need AVX2"):
+        kernels.choose([])
+    assert run_test(built, folder, "avx2") == Verdict("avx2")
+    assert ANY not in kernels.FAMILIES

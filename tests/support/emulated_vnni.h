@@ -1,0 +1,216 @@
+// What the instructions of the AVX512-VNNI and AVX-VNNI kernels do, lane by lane in plain C++, from Intel's
+// Software Developer's Manual, volume 2. Included before a kernel file (-include) that is compiled for AVX2
+// only, so that a processor without these instructions runs the kernels. One that is missing here does not
+// compile: its own function needs the processor's flag.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+// A call each: inlined, the kernels' unrolled loops would take an hour to compile.
+#define DSPINE_EMULATED_CALL [[gnu::noinline, maybe_unused]] static
+
+namespace emulated {
+
+template <class T>
+struct Lanes {
+    T at[64 / sizeof(T)];
+};
+
+template <class T, class From>
+static inline Lanes<T> lanes(const From & x) {
+    static_assert(sizeof(From) <= 64);
+    Lanes<T> out{};
+    std::memcpy(out.at, &x, sizeof x);
+    return out;
+}
+
+template <class To, class T>
+static inline To whole(const Lanes<T> & x) {
+    To out;
+    std::memcpy(&out, x.at, sizeof out);
+    return out;
+}
+
+// each(i) for every lane of T in a result of type To.
+template <class To, class T, class Each>
+static inline To make(Each each) {
+    Lanes<T> out{};
+    for (unsigned i = 0; i < sizeof(To) / sizeof(T); i++) {
+        out.at[i] = T(each(i));
+    }
+    return whole<To>(out);
+}
+
+// VPDPBUSD: four products of unsigned bytes of a and signed ones of b, added to the lane without saturation.
+template <class V>
+DSPINE_EMULATED_CALL V dpbusd(V sum, V a, V b) {
+    const auto s = lanes<int32_t>(sum);
+    const auto u = lanes<uint8_t>(a);
+    const auto v = lanes<int8_t>(b);
+    return make<V, int32_t>([&](unsigned i) {
+        uint32_t total = uint32_t(s.at[i]);
+        for (unsigned j = 4 * i; j < 4 * i + 4; j++) {
+            total += uint32_t(int32_t(u.at[j]) * int32_t(v.at[j]));
+        }
+        return total;
+    });
+}
+
+// VPDPWSSD: two products of signed 16-bit integers, added to the lane without saturation.
+template <class V>
+DSPINE_EMULATED_CALL V dpwssd(V sum, V a, V b) {
+    const auto s = lanes<int32_t>(sum);
+    const auto u = lanes<int16_t>(a), v = lanes<int16_t>(b);
+    return make<V, int32_t>([&](unsigned i) {
+        uint32_t total = uint32_t(s.at[i]);
+        for (unsigned j = 2 * i; j < 2 * i + 2; j++) {
+            total += uint32_t(int32_t(u.at[j]) * int32_t(v.at[j]));
+        }
+        return total;
+    });
+}
+
+DSPINE_EMULATED_CALL __m512i zero() { return make<__m512i, int32_t>([](unsigned) { return 0; }); }
+
+DSPINE_EMULATED_CALL __m512i madd(__m512i a, __m512i b) { return dpwssd(zero(), a, b); }
+
+DSPINE_EMULATED_CALL __m512i load(const void * from) {
+    __m512i out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+template <class T>
+DSPINE_EMULATED_CALL __m512i repeat(T x) {
+    return make<__m512i, T>([&](unsigned) { return x; });
+}
+
+DSPINE_EMULATED_CALL __m512 repeat_float(float x) {
+    return make<__m512, float>([&](unsigned) { return x; });
+}
+
+template <class Each>
+DSPINE_EMULATED_CALL __m512i bits(__m512i a, __m512i b, Each each) {
+    const auto x = lanes<uint64_t>(a), y = lanes<uint64_t>(b);
+    return make<__m512i, uint64_t>([&](unsigned i) { return each(x.at[i], y.at[i]); });
+}
+
+DSPINE_EMULATED_CALL __m512i both(__m512i a, __m512i b) {
+    return bits(a, b, [](uint64_t x, uint64_t y) { return x & y; });
+}
+
+DSPINE_EMULATED_CALL __m512i either(__m512i a, __m512i b) {
+    return bits(a, b, [](uint64_t x, uint64_t y) { return x | y; });
+}
+
+DSPINE_EMULATED_CALL __m512i differ(__m512i a, __m512i b) {
+    return bits(a, b, [](uint64_t x, uint64_t y) { return x ^ y; });
+}
+
+DSPINE_EMULATED_CALL __m512i add32(__m512i a, __m512i b) {
+    const auto x = lanes<uint32_t>(a), y = lanes<uint32_t>(b);
+    return make<__m512i, uint32_t>([&](unsigned i) { return x.at[i] + y.at[i]; });
+}
+
+template <class T>
+DSPINE_EMULATED_CALL __m512i left(__m512i a, unsigned by) {
+    const auto x = lanes<T>(a);
+    return make<__m512i, T>([&](unsigned i) { return by < 8 * sizeof(T) ? uint32_t(x.at[i]) << by : 0u; });
+}
+
+template <class T>
+DSPINE_EMULATED_CALL __m512i right(__m512i a, unsigned by) {
+    const auto x = lanes<T>(a);
+    return make<__m512i, T>([&](unsigned i) { return by < 8 * sizeof(T) ? uint32_t(x.at[i]) >> by : 0u; });
+}
+
+// Wider integers of the first ones of a shorter vector.
+template <class To, class From, class Short>
+DSPINE_EMULATED_CALL __m512i widen(Short from) {
+    const auto x = lanes<From>(from);
+    return make<__m512i, To>([&](unsigned i) { return x.at[i]; });
+}
+
+DSPINE_EMULATED_CALL __m512 halves(__m256i from) {
+    const auto x = lanes<uint16_t>(from);
+    return make<__m512, float>([&](unsigned i) { return _cvtsh_ss(x.at[i]); });
+}
+
+DSPINE_EMULATED_CALL __m512 to_float(__m512i from) {
+    const auto x = lanes<int32_t>(from);
+    return make<__m512, float>([&](unsigned i) { return float(x.at[i]); });
+}
+
+template <class Each>
+DSPINE_EMULATED_CALL __m512 floats(__m512 a, __m512 b, __m512 c, Each each) {
+    const auto x = lanes<float>(a), y = lanes<float>(b), z = lanes<float>(c);
+    return make<__m512, float>([&](unsigned i) { return each(x.at[i], y.at[i], z.at[i]); });
+}
+
+DSPINE_EMULATED_CALL __m512 multiply(__m512 a, __m512 b) {
+    return floats(a, b, b, [](float x, float y, float) { return x * y; });
+}
+
+DSPINE_EMULATED_CALL __m512 multiply_add(__m512 a, __m512 b, __m512 c) {
+    return floats(a, b, c, [](float x, float y, float z) { return std::fma(x, y, z); });
+}
+
+template <class To, class From>
+DSPINE_EMULATED_CALL To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To out;
+    std::memcpy(&out, &from, sizeof out);
+    return out;
+}
+
+// Lanes whose bit of the mask is 0 become 0.
+template <class V>
+DSPINE_EMULATED_CALL V masked(__mmask16 mask, V x) {
+    const auto from = lanes<int32_t>(x);
+    return make<V, int32_t>([&](unsigned i) { return (mask >> i & 1) != 0 ? from.at[i] : 0; });
+}
+
+DSPINE_EMULATED_CALL void store(void * to, __mmask16 mask, __m512 x) {
+    const auto from = lanes<float>(x);
+    for (unsigned i = 0; i < 16; i++) {
+        if ((mask >> i & 1) != 0) {
+            std::memcpy(static_cast<char *>(to) + 4 * i, &from.at[i], 4);
+        }
+    }
+}
+
+}  // namespace emulated
+
+#define _mm256_dpbusd_avx_epi32(sum, a, b) emulated::dpbusd<__m256i>(sum, a, b)
+#define _mm256_dpwssd_avx_epi32(sum, a, b) emulated::dpwssd<__m256i>(sum, a, b)
+#define _mm512_dpbusd_epi32(sum, a, b) emulated::dpbusd<__m512i>(sum, a, b)
+#define _mm512_dpwssd_epi32(sum, a, b) emulated::dpwssd<__m512i>(sum, a, b)
+#define _mm512_madd_epi16(a, b) emulated::madd(a, b)
+#define _mm512_loadu_si512(from) emulated::load(from)
+#define _mm512_setzero_si512() emulated::zero()
+#define _mm512_set1_epi8(x) emulated::repeat<int8_t>(x)
+#define _mm512_set1_epi32(x) emulated::repeat<int32_t>(x)
+#define _mm512_and_si512(a, b) emulated::both(a, b)
+#define _mm512_or_si512(a, b) emulated::either(a, b)
+#define _mm512_xor_si512(a, b) emulated::differ(a, b)
+#define _mm512_add_epi32(a, b) emulated::add32(a, b)
+#define _mm512_slli_epi16(x, by) emulated::left<uint16_t>(x, by)
+#define _mm512_srli_epi16(x, by) emulated::right<uint16_t>(x, by)
+#define _mm512_maskz_slli_epi32(mask, x, by) emulated::masked(mask, emulated::left<uint32_t>(x, by))
+#define _mm512_maskz_cvtepi8_epi32(mask, x) emulated::masked(mask, emulated::widen<int32_t, int8_t>(x))
+#define _mm512_maskz_cvtepu8_epi32(mask, x) emulated::masked(mask, emulated::widen<int32_t, uint8_t>(x))
+#define _mm512_maskz_cvtepu16_epi32(mask, x) emulated::masked(mask, emulated::widen<int32_t, uint16_t>(x))
+#define _mm512_cvtepi8_epi16(x) emulated::widen<int16_t, int8_t>(x)
+#define _mm512_setzero_ps() emulated::repeat_float(0.0f)
+#define _mm512_set1_ps(x) emulated::repeat_float(x)
+#define _mm512_mul_ps(a, b) emulated::multiply(a, b)
+#define _mm512_fmadd_ps(a, b, c) emulated::multiply_add(a, b, c)
+#define _mm512_maskz_cvtepi32_ps(mask, x) emulated::masked(mask, emulated::to_float(x))
+#define _mm512_maskz_cvtph_ps(mask, x) emulated::masked(mask, emulated::halves(x))
+#define _mm512_castsi512_ps(x) emulated::same_bits<__m512>(x)
+#define _mm512_castps_si512(x) emulated::same_bits<__m512i>(x)
+#define _mm512_mask_storeu_ps(to, mask, x) emulated::store(to, mask, x)

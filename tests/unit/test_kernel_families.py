@@ -1,0 +1,150 @@
+"""Which kernel family is used: what is asked for, what a self-test found, what is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dspine.errors import LibraryError, UsageError
+from dspine.ggml import kernels
+from dspine.kernels import build, rivals
+from dspine.kernels.status import SWITCH, switched_off, wanted_family
+from dspine.kernels.verdict import ANY, Verdict, kept_in, verdict
+
+_AVX2_SECONDS = 1e-3
+
+
+@pytest.mark.parametrize(
+    ("value", "family", "off"),
+    [
+        ("", None, False),
+        ("on", None, False),
+        ("1", None, False),
+        ("off", None, True),
+        ("No", None, True),
+        ("avx2", "avx2", False),
+        (" AVX512 ", "avx512", False),
+        ("avxvnni", "avxvnni", False),
+    ],
+)
+def test_the_environment_asks_for_a_family(value: str, family: str | None, off: bool) -> None:
+    assert wanted_family({SWITCH: value}) == family
+    assert switched_off({SWITCH: value}) == off
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="is 'amx': use avx512, avxvnni, avx2, on or off"):
+        wanted_family({SWITCH: "amx"})
+
+
+def test_a_family_that_is_not_here_is_refused() -> None:
+    assert kernels.choose(["avxvnni", "avx2"]) == "avxvnni"
+    assert kernels.choose(["avxvnni", "avx2"], "avx2") == "avx2"
+    with pytest.raises(LibraryError, match=r"no AVX512-VNNI .*: use avxvnni, avx2$"):
+        kernels.choose(["avxvnni", "avx2"], "avx512")
+    with pytest.raises(LibraryError, match="they need AVX2"):
+        kernels.choose([])
+
+
+class FakeTrial:
+    """Products of a family take `speed` times as long as AVX2's; `wrong` ones differ in a bit."""
+
+    def __init__(self, wrong: str = "", **slowness: float) -> None:
+        self.slowness = {"avx2": 1.0, **slowness}
+        self.wrong = wrong
+
+    def __call__(
+        self, path: Path, family: str, type_name: str, ne: tuple[int, int], rows: int, repeats: int
+    ) -> tuple[float, npt.NDArray[np.float32]]:
+        result = np.full((rows, ne[1]), len(type_name), dtype=np.float32)
+        if family == self.wrong and type_name == "q6_k":
+            result[-1, -1] = np.nextafter(result[-1, -1], np.float32(0))
+        return self.slowness[family] * _AVX2_SECONDS * rows, result
+
+
+def test_the_fastest_family_is_chosen() -> None:
+    here = ["avx512", "avxvnni", "avx2"]
+    assert rivals.fastest(Path(), here, FakeTrial(avx512=0.5, avxvnni=0.8)) == (
+        "avx512",
+        "AVX512-VNNI 2.00 times as fast as AVX2, AVX-VNNI 1.25 times as fast as AVX2",
+    )
+    assert rivals.fastest(Path(), here, FakeTrial(avx512=2.0, avxvnni=1.25))[0] == "avx2"
+    assert rivals.fastest(Path(), ["avx2"], FakeTrial()) == ("avx2", "")
+
+
+def test_a_family_with_other_results_is_no_choice() -> None:
+    found = rivals.fastest(Path(), ["avx512", "avx2"], FakeTrial("avx512", avx512=0.1))
+    assert found == ("avx2", "AVX512-VNNI left out: its results differ")
+
+
+def test_ggml_is_a_rival_only_where_it_has_wider_kernels() -> None:
+    assert not rivals.wide_vectors(frozenset({"avx2", "avx_vnni"}))
+    assert rivals.wide_vectors(frozenset({"avx2", "avx512f"}))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Kernels and the folder of a library, as far as a verdict looks at them."""
+    for name in ("kernels.so", "libggml-cpu.so", "libggml-base.so"):
+        (tmp_path / name).write_bytes(b"x")
+    return tmp_path / "kernels.so", tmp_path
+
+
+def test_a_family_that_fails_leaves_its_place_to_the_next(files: tuple[Path, Path]) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def tester(path: Path, folder: Path, wanted: str, without: Sequence[str]) -> Verdict:
+        asked.append((wanted, list(without)))
+        if "avx512" in without:
+            return Verdict("avx2", "AVX-VNNI 0.90 times as fast as AVX2")
+        return Verdict(complaint="signal 4", tried="avx512")
+
+    for _ in range(2):  # the second time it is remembered
+        found = verdict(*files, ANY, tester)
+        assert found.family == "avx2"
+        assert found.note == (
+            "avx512 kernels failed their self-test (signal 4); AVX-VNNI 0.90 times as fast as AVX2"
+        )
+    assert asked == [(ANY, []), (ANY, ["avx512"])]
+    assert kept_in(files[1]) is True
+
+    # Asked for by name, it has no substitute.
+    assert verdict(*files, "avx512", tester).complaint == "signal 4"
+    assert asked[2:] == [("avx512", [])]
+
+
+def test_where_ggml_is_faster_the_verdict_is_against_our_kernels(files: tuple[Path, Path]) -> None:
+    def tester(path: Path, folder: Path, wanted: str, without: Sequence[str]) -> Verdict:
+        return Verdict(None, "ggml's own kernels are 1.50 times as fast here")
+
+    assert kept_in(files[1]) is None
+    assert verdict(*files, ANY, tester).family is None
+    assert kept_in(files[1]) is False
+
+
+def test_a_compiler_that_does_not_know_a_family_builds_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "old-compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-mavxvnni*) echo "error: unrecognized option -mavxvnni" >&2; exit 1;; esac\n'
+        f'echo "$*" >> {tmp_path}/calls\n'
+        'while [ "$1" != -o ]; do shift; done; : > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    left_out = build.build(tmp_path / "made" / "kernels.so")
+    assert list(left_out) == ["avxvnni"]
+    assert "unrecognized option" in left_out["avxvnni"]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    linked = next(call for call in calls if "-shared" in call)
+    assert "avx512_small.o" in linked
+    assert "avxvnni" not in linked
+    listed = next(call for call in calls if "families.cpp" in call)
+    assert "-DDSPINE_WITHOUT_AVXVNNI" in listed
+    assert "AVX512" not in listed
