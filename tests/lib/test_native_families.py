@@ -162,6 +162,14 @@ def test_the_fastest_family_is_chosen_and_compared(emulated: Path) -> None:
     assert found.family in ("avx2", None)
 
 
+def test_emulated_products_are_no_match_for_ggml(built: Path, emulated: Path) -> None:
+    """As a slow family would be on a processor where ggml has wide kernels."""
+    folder = str(find_library().path)
+    slow = _child("rival", str(emulated), folder, "avx512")["ratio"]
+    assert 0 < _child("rival", str(built), folder, "avx2")["ratio"] < slow / 4
+    assert slow > 1
+
+
 def test_a_family_that_cannot_run_here_is_refused(built: Path) -> None:
     folder = find_library().path
     for family in set(_NEWER) - set(kernels.families(built)):

@@ -1,7 +1,7 @@
 """Exercises the CPU kernels in a process of its own (they stay plugged in until it ends) and
 prints what came out as one JSON object.
 
-    python -m tests.support.native_child products|attention KERNELS LIBRARY_FOLDER [FAMILY]
+    python -m tests.support.native_child products|attention|rival KERNELS LIBRARY_FOLDER [FAMILY]
     python -m tests.support.native_child logits TARGET
     python -m tests.support.native_child model TARGET
     python -m tests.support.native_child status
@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from dspine.ggml import Backend, Graph, HostTensor, WeightStore, kernels, library
+from dspine.kernels.rivals import against_ggml
 from dspine.kernels.selftest import TYPES, attention, lookup, product
 
 Floats = npt.NDArray[np.float32]
@@ -48,7 +49,9 @@ def main(arguments: list[str]) -> int:
     else:
         library.load(Path(arguments[2]))
         plug_in = kernels.install(Path(arguments[1]), *arguments[3:])
-        found = products(plug_in) if arguments[0] == "products" else attentions(plug_in)
+        found = {"products": products, "attention": attentions, "rival": rival}[arguments[0]](
+            plug_in
+        )
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
@@ -216,6 +219,12 @@ def attentions(plug_in: kernels.Kernels) -> dict[str, Any]:
                 "same": same,
             }
     return found
+
+
+def rival(plug_in: kernels.Kernels) -> dict[str, Any]:
+    """Time of our products in times of ggml's."""
+    with Backend(n_threads=1) as backend:
+        return {"ratio": against_ggml(backend, plug_in)}
 
 
 def _exact_attention(
