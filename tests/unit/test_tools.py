@@ -19,6 +19,7 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / "src").mkdir()
     (tmp_path / "docs" / "flags.md").write_text(flag_table.render())
+    (tmp_path / "docs" / "kernels.md").write_text("# Linked from the flags\n")
     return tmp_path
 
 
