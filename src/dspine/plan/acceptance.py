@@ -11,21 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dspine.errors import FileError
+from dspine.plan.bounds import Bounds
 
 _FIXED = re.compile(r"(?:dspine|dflash2?), (\d+) drafts")
 """Names of settings with a fixed number of drafts in `benchmarks/results/demo_pair.json`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens of a step: at least and at most; the same where they are known."""
-
-    least: float
-    most: float
-
-    @property
-    def is_known(self) -> bool:
-        return self.least == self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +34,7 @@ class Acceptance:
             return len(self.chances) + 1
         return max(self.lengths or {1: 1.0})
 
-    def tokens(self, width: int) -> Tokens:
+    def tokens(self, width: int) -> Bounds:
         """Tokens of a step of `width`, at most `widest`.
 
         With chances it is 1 + p1 + p1 p2 + ... With lengths L at known widths W it is exact there.
@@ -62,10 +51,10 @@ class Acceptance:
             for chance in self.chances[: width - 1]:
                 reached *= chance
                 total += reached
-            return Tokens(total, total)
+            return Bounds.known(total)
         known = {1: 1.0, **(self.lengths or {})}
         if width in known:
-            return Tokens(known[width], known[width])
+            return Bounds.known(known[width])
         upper = min(w for w in known if w > width)
         lower = max(w for w in known if w < width)
         # Gains of later slots are never larger: the line between two known widths is the least.
@@ -74,7 +63,7 @@ class Acceptance:
         before = max((w for w in known if w < lower), default=None)
         gain = 1.0 if before is None else (known[lower] - known[before]) / (lower - before)
         most = min(known[upper], known[lower] + gain * (width - lower))
-        return Tokens(min(least, most), most)
+        return Bounds(min(least, most), most)
 
 
 def read_acceptance(path: Path, width: int) -> list[Acceptance]:

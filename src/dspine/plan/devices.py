@@ -12,18 +12,7 @@ from typing import Any
 
 from dspine.errors import FileError, UsageError
 from dspine.measured import Calibration, CostTable, interpolate
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Milliseconds of a step: at least and at most; the same where it is known."""
-
-    least: float
-    most: float
-
-    @property
-    def is_known(self) -> bool:
-        return self.least == self.most
+from dspine.plan.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +35,9 @@ class DeviceModel:
             return max(self.table.draft_ms, default=1)
         return max(self.steps_ms)
 
-    def step(self, width: int, depth: int = 0) -> StepCost:
-        """Draft and verify of `width` rows after `depth` tokens of context (0: as measured).
+    def step(self, width: int, depth: int = 0) -> Bounds:
+        """Milliseconds of draft and verify of `width` rows after `depth` tokens of context (0: as
+        measured).
 
         Between known whole steps the cost is bounded by them: more rows never cost less.
         UsageError beyond the widest one that is known.
@@ -55,7 +45,7 @@ class DeviceModel:
         if self.table is not None:
             ms = self._rows(width, depth)
             ms += interpolate(self.table.draft_ms, width) if width > 1 else 0.0
-            return StepCost(ms, ms)
+            return Bounds.known(ms)
         if not 1 <= width <= self.widest:
             raise UsageError(
                 f"width {width} is not known on {self.name}: there are figures for widths "
@@ -64,7 +54,7 @@ class DeviceModel:
         known = sorted(self.steps_ms)
         upper = known[bisect_left(known, width)]
         lower = width if upper == width else known[bisect_left(known, width) - 1]
-        return StepCost(self.steps_ms[lower], self.steps_ms[upper])
+        return Bounds(self.steps_ms[lower], self.steps_ms[upper])
 
     def plain_ms(self, depth: int = 0) -> float:
         """A token without drafts."""
