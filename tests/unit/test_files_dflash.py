@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dspine.errors import FileError, PairError
+from dspine.files.checkpoint_config import from_json, to_json
 from dspine.files.drafter_file import read_drafter, write_drafter
 from dspine.files.gguf_file import read_header
 from dspine.files.gguf_writer import TensorToWrite
@@ -168,6 +169,14 @@ def test_scales_of_embedding_and_logits(tmp_path: Path, config: DrafterConfig) -
 
     # llama.cpp takes 0 as if the key were missing.
     assert read_drafter(rewritten(path, zero)).config == config
+
+
+@BOTH
+def test_a_cap_of_one_is_a_cap(tmp_path: Path, config: DrafterConfig) -> None:
+    """1 changes nothing as a scale, but tanh(x) is not x."""
+    capped = replace(config, logit_softcap=1.0)
+    assert read_drafter(written(tmp_path / "d.gguf", capped)).config == capped
+    assert from_json("c", to_json(capped, 8, "float32")) == capped
 
 
 @pytest.mark.parametrize("name", list(SCALED))

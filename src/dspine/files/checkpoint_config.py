@@ -160,11 +160,7 @@ def to_json(config: DrafterConfig, num_target_layers: int, dtype: str) -> dict[s
     elif isinstance(config, DFlash2Config):
         own = {key: getattr(config, field) for field, key in _DFLASH2_KEYS.items()}
         values["dflash_config"] |= own
-    values["dflash_config"] |= {
-        key: value
-        for field, key in _SCALES.items()
-        if (value := getattr(config, field)) not in (1.0, None)
-    }
+    values["dflash_config"] |= {_SCALES[field]: value for field, value in config.scales.items()}
     if config.target_hidden_size != config.hidden_size:
         values["target_hidden_size"] = config.target_hidden_size
     return values

@@ -113,11 +113,7 @@ def to_metadata(
         # One flag for all layers; ours below says it for each.
         "attention.causal": all(config.causal),
     }
-    values |= {
-        key: float32(field, value)
-        for field, key in _SCALES.items()
-        if (value := getattr(config, field)) not in (1.0, None)
-    }
+    values |= {_SCALES[field]: float32(field, value) for field, value in config.scales.items()}
     windows = {w for w in config.windows if w is not None}
     if len(windows) > 1:
         raise FileError(

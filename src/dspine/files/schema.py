@@ -17,8 +17,13 @@ from dspine.ggml.types import row_bytes
 ARCHITECTURE = "dspine"
 DFLASH_ARCHITECTURE = "dflash"
 """llama.cpp's name for DFlash and DFlash2 alike."""
-SCALES = ("embedding_scale", "logit_scale", "logit_softcap")
-"""Fields of a configuration that some drafters of targets with such scales have."""
+SCALES: Mapping[str, float | None] = {
+    "embedding_scale": 1.0,
+    "logit_scale": 1.0,
+    "logit_softcap": None,
+}
+"""Fields of a configuration that some drafters of targets with such scales have, and the value that
+changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,12 @@ class DrafterConfig:
         known = [w for w in self.windows if w is not None]
         return None if len(known) < self.num_layers else max(known)
 
+    @property
+    def scales(self) -> dict[str, float]:
+        """Those of SCALES that change something."""
+        stated = {name: getattr(self, name) for name in SCALES}
+        return {name: value for name, value in stated.items() if value != SCALES[name]}
+
     def first_visible(self, anchor_position: int) -> int:
         """First context position that any slot of a block anchored there can see."""
         window = self.context_window
@@ -137,9 +148,8 @@ class DSpineConfig(DrafterConfig):
                 f"vocab_size - 1"
             )
         self._require_candidates("top_k", self.top_k)
-        for name in SCALES:
-            if (value := getattr(self, name)) not in (1.0, None):
-                raise FileError(f"{name} is {value}: DSpine scales neither embeddings nor logits")
+        for name, value in self.scales.items():
+            raise FileError(f"{name} is {value}: DSpine scales neither embeddings nor logits")
         if not all(self.causal):
             raise FileError(
                 "causal is false for a layer: DSpine needs causal attention inside the block"

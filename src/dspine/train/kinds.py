@@ -14,7 +14,7 @@ from torch import Tensor
 from dspine.errors import TrainingError
 from dspine.files.dtypes import Array, to_float32
 from dspine.files.gguf_file import StoredTensor
-from dspine.files.schema import SCALES, DFlash2Config, DFlashConfig, DrafterConfig, DSpineConfig
+from dspine.files.schema import DFlash2Config, DFlashConfig, DrafterConfig, DSpineConfig
 from dspine.train.backbone import block_embedding
 from dspine.train.batches import StepBatch
 from dspine.train.chain import expected_chain, pick, top_candidates, transition_table, walk_chain
@@ -50,12 +50,11 @@ class Draft:
 
 def build(config: DrafterConfig) -> DrafterModule:
     """An untrained module of the configuration's kind."""
-    for name in SCALES:
-        if (value := getattr(config, name)) not in (1.0, None):
-            raise TrainingError(
-                f"the drafter has {name} {value}, which training does not compute: run it as it "
-                f"is, or train a new one for this target"
-            )
+    for name, value in config.scales.items():
+        raise TrainingError(
+            f"the drafter has {name} {value}, which training does not compute: run it as it is, or "
+            f"train a new one for this target"
+        )
     if isinstance(config, DSpineConfig):
         return DSpineModule(config)
     if isinstance(config, DFlash2Config):

@@ -75,5 +75,5 @@ def as_plain(config: DrafterConfig) -> dict[str, object]:
     Scales are left out where they change nothing, as in runs from before there were any.
     """
     plain = {field.name: getattr(config, field.name) for field in fields(config)}
-    plain = {k: v for k, v in plain.items() if k not in SCALES or v not in (1.0, None)}
+    plain = {k: v for k, v in plain.items() if k not in SCALES or k in config.scales}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
