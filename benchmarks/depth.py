@@ -22,7 +22,6 @@ from dspine.engine.engine import Engine
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.proposers import DrafterProposer
 from dspine.engine.width import FixedWidth
-from dspine.files.drafter_file import read_drafter
 from dspine.llama.context import Context
 from dspine.llama.model import Model
 
@@ -133,8 +132,8 @@ def main() -> None:
             tokens = document_tokens(engine, arguments.prefill_tokens)
         with (
             Model.load(path) as model,
-            DSpineDrafter.from_file(
-                read_drafter(drafter),
+            DSpineDrafter.load(
+                drafter,
                 model,
                 n_ctx=len(tokens) + 16,
                 n_threads=arguments.threads or 1,

@@ -65,7 +65,7 @@ def compare(path: Path, target: Path, blocks: int, widths: tuple[int, ...]) -> A
         with (
             Context(model, n_ctx=FIRST + blocks, n_threads=1, taps=file.config.taps) as context,
             LlamaDFlash(path, context, n_ctx=FIRST + blocks + 32) as theirs,
-            KINDS_BY_CONFIG[type(file.config)].from_file(
+            KINDS_BY_CONFIG[type(file.config)].load(
                 file, model, n_ctx=FIRST + blocks, cache_type="f32"
             ) as ours,
         ):

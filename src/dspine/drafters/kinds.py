@@ -23,4 +23,4 @@ KINDS: Mapping[type[DrafterConfig], type[AnyDrafter]] = {
 
 def open_drafter(file: DrafterFile, target: Model, *, n_ctx: int, n_threads: int = 1) -> AnyDrafter:
     """The drafter of a file that was read, for a loaded target; see BackboneDrafter.load."""
-    return KINDS[type(file.config)].from_file(file, target, n_ctx=n_ctx, n_threads=n_threads)
+    return KINDS[type(file.config)].load(file, target, n_ctx=n_ctx, n_threads=n_threads)

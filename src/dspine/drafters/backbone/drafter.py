@@ -33,7 +33,6 @@ _MAX_BLOCK_GRAPHS = 64
 _MAX_SHARED_GRAPHS = 24
 """The same for graphs of several sequences, which need more memory each."""
 
-
 _GraphKey: TypeAlias = tuple[tuple[int, ...], int, int]
 """Sequences, width, context rows."""
 
@@ -107,7 +106,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
     @classmethod
     def load(
         cls,
-        path: Path,
+        file: Path | DrafterFile,
         target: Model,
         *,
         n_ctx: int,
@@ -115,32 +114,14 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         device: Device | None = None,
         cache_type: str = "f16",
     ) -> Self:
-        """Open a drafter file for a loaded target, whose embedding and head it shares.
+        """Open a drafter file, or one that was read, for a loaded target, whose embedding and head
+        it shares.
 
         Raises FileError for a damaged file or one of another shape, CapacityError when memory is
         short. That the two belong together is checked by dspine.files.pairing, not here.
         """
-        return cls.from_file(
-            read_drafter(path),
-            target,
-            n_ctx=n_ctx,
-            n_threads=n_threads,
-            device=device,
-            cache_type=cache_type,
-        )
-
-    @classmethod
-    def from_file(
-        cls,
-        file: DrafterFile,
-        target: Model,
-        *,
-        n_ctx: int,
-        n_threads: int = 1,
-        device: Device | None = None,
-        cache_type: str = "f16",
-    ) -> Self:
-        """The same for a file that was already read."""
+        if isinstance(file, Path):
+            file = read_drafter(file)
         if type(file.config) is not cls.config_type:
             raise UsageError(
                 f"{file.path} is a {file.config.kind} drafter, not a {cls.config_type.kind} one"
