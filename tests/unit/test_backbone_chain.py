@@ -5,13 +5,24 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from dspine.drafters.backbone.chain import Chain, walk_chain
-from dspine.drafters.base import Draw
+from dspine.drafters.backbone.chain import Chain
+from dspine.drafters.base import Draft, Draw
 from dspine.engine.noise import Noise, Purpose
 from dspine.errors import UsageError
 from tests.support.toy_target import chi_square, is_plausible
+
+
+def walk(
+    candidates: npt.NDArray[np.int32],
+    first_row: npt.NDArray[np.float32],
+    table: npt.NDArray[np.float32],
+    draw: Draw | None = None,
+) -> Draft:
+    """One walk over such arrays."""
+    return Chain(candidates, first_row, table).walk(draw)
 
 
 def test_each_slot_reads_the_row_of_the_candidate_chosen_before() -> None:
@@ -24,14 +35,14 @@ def test_each_slot_reads_the_row_of_the_candidate_chosen_before() -> None:
         ],
         dtype=np.float32,
     )
-    draft = walk_chain(candidates, first, table)
+    draft = walk(candidates, first, table)
     assert draft.tokens == (11, 21, 30)
     sigmoid = [1 / (1 + np.exp(-gap)) for gap in (3.0, 1.0, 1.0)]
     assert draft.scores == pytest.approx(sigmoid, rel=1e-6)
 
 
 def test_a_single_slot_needs_no_table() -> None:
-    draft = walk_chain(
+    draft = walk(
         np.array([[4, 5, 6]], dtype=np.int32),
         np.array([1.0, 1.0, 0.0], dtype=np.float32),
         np.empty((0, 3, 3), dtype=np.float32),
@@ -41,7 +52,7 @@ def test_a_single_slot_needs_no_table() -> None:
 
 
 def test_large_scores_do_not_overflow() -> None:
-    draft = walk_chain(
+    draft = walk(
         np.array([[1, 2]], dtype=np.int32),
         np.array([3e4, -3e4], dtype=np.float32),
         np.empty((0, 2, 2), dtype=np.float32),
@@ -56,7 +67,7 @@ def test_scores_that_are_not_numbers_are_refused(bad: float) -> None:
     fine, spoilt = np.array([1.0, 0.0], np.float32), np.array([0.0, bad], np.float32)
     for first, table in ((spoilt, [fine, fine]), (fine, [spoilt, fine])):
         with pytest.raises(FloatingPointError, match="not numbers"):
-            walk_chain(ids, first, np.array([table], np.float32))
+            walk(ids, first, np.array([table], np.float32))
 
 
 def test_a_chain_reads_what_stands_in_its_arrays_now() -> None:
@@ -77,7 +88,7 @@ def test_it_equals_a_plain_loop(seed: int) -> None:
     candidates = random.integers(0, 1000, (slots, k)).astype(np.int32)
     first = random.standard_normal(k).astype(np.float32)
     table = random.standard_normal((slots - 1, k, k)).astype(np.float32)
-    draft = walk_chain(candidates, first, table)
+    draft = walk(candidates, first, table)
     row = first
     for slot in range(slots):
         best = max(range(k), key=lambda j: row[j])
@@ -90,7 +101,7 @@ def test_it_equals_a_plain_loop(seed: int) -> None:
 
 def test_shapes_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(UsageError, match=r"3 slots of 2 candidates.*\(1, 2, 2\)"):
-        walk_chain(
+        walk(
             np.zeros((3, 2), dtype=np.int32),
             np.zeros(2, dtype=np.float32),
             np.zeros((1, 2, 2), dtype=np.float32),
@@ -105,13 +116,13 @@ def test_a_drawn_path_has_the_distribution_of_its_rows() -> None:
     for place in range(6000):
         own = partial(noise.gumbel_rows, Purpose.DRAFT, place << 8)
         draw = Draw(0.5, 0.05, own, with_distributions=True)
-        draft = walk_chain(candidates, first, table, draw)
+        draft = walk(candidates, first, table, draw)
         one, two = draft.drawn
         assert draft.tokens == (one.token, two.token)
         assert (one.candidates == candidates[0]).all() and (two.candidates == candidates[1]).all()
         counts[one.token - 4, two.token - 7] += 1
         if place < 50:
-            greedy = walk_chain(candidates, first, table)
+            greedy = walk(candidates, first, table)
             assert draft.scores == greedy.scores, "scores do not depend on what was drawn"
     # Temperature 0.5 doubles the scores; -4 is below a twentieth of the best one and left out.
     p_first = np.array([1.0, np.e**2, 0.0]) / (1 + np.e**2)

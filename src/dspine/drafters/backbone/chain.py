@@ -73,16 +73,6 @@ def _bytes(row: npt.NDArray[Any]) -> memoryview:
     return row.data.cast("B")
 
 
-def walk_chain(
-    candidates: npt.NDArray[np.int32],
-    first_row: npt.NDArray[np.float32],
-    table: npt.NDArray[np.float32],
-    draw: Draw | None = None,
-) -> Draft:
-    """One walk over such arrays."""
-    return Chain(candidates, first_row, table).walk(draw)
-
-
 def _draw(
     candidates: npt.NDArray[np.int32],
     first_row: npt.NDArray[np.float32],
