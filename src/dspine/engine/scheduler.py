@@ -194,6 +194,8 @@ class Scheduler:
         for answer in self._answers.values():
             answer.close(certain=False)
         self._answers.clear()
+        for slot in self._slots:
+            slot.policy.share(1)  # the engine's own policy goes on alone
         self._on_close()
 
     def _check_open(self) -> None:
