@@ -29,7 +29,6 @@ NEAR = 16
 MOST = log(4.0)
 """Times further off than this factor are taken as that far off."""
 
-
 EACH = 0.35
 """Share of a draft's time that each of several sequences costs when they draft together; what is
 left is paid once. A first guess, corrected by the times of the running steps."""

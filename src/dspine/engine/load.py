@@ -30,10 +30,7 @@ from dspine.engine.rollback import (
 )
 from dspine.engine.state_copies import measure_copies, snapshots_or_not
 from dspine.engine.waiting import Copies
-from dspine.engine.width import (
-    best_width,
-    plan_widths,
-)
+from dspine.engine.width import best_width, plan_widths
 from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.fingerprint import file_fingerprint

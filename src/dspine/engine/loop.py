@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -230,11 +230,7 @@ def _prefill(run: Run, stepper: Stepper, held: HeldContext) -> int:
     that are held already; how many those are.
     """
     target, tokens = run.target, run.sequence.tokens
-    if len(tokens) > target.n_ctx:
-        raise CapacityError(
-            f"the prompt has {len(tokens)} tokens, the context has {target.n_ctx}: shorten the "
-            f"prompt or raise the context size (-c)"
-        )
+    check_fits(tokens, target)
     kept = position = held.begin(tokens, stepper.usable, reuse=run.reuse)
     stepper.begin(kept)
     end = len(tokens) - 1
@@ -244,6 +240,15 @@ def _prefill(run: Run, stepper: Stepper, held: HeldContext) -> int:
         position = read_chunk(run, stepper, held, position, target.n_batch)
     stepper.prompt_done()
     return kept
+
+
+def check_fits(prompt: Sequence[int], target: Target) -> None:
+    """CapacityError for a prompt that is longer than the context."""
+    if len(prompt) > target.n_ctx:
+        raise CapacityError(
+            f"the prompt has {len(prompt)} tokens, the context has {target.n_ctx}: shorten the "
+            f"prompt or raise the context size (-c)"
+        )
 
 
 def read_chunk(run: Run, stepper: Stepper, held: HeldContext, position: int, most: int) -> int:

@@ -86,7 +86,7 @@ class Proposer(Protocol):
 
     @property
     def name(self) -> str:
-        """none, ngram, dspine or auto."""
+        """none, ngram, auto, or the kind of the drafter, as in dflash2."""
 
     @property
     def disabled_reason(self) -> str | None:

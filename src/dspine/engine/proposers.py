@@ -1,4 +1,4 @@
-"""The proposers: none, n-gram lookup, the DSpine drafter, and auto, which picks between them."""
+"""The proposers: none, n-gram lookup, a drafter, and auto, which picks between them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 from dspine.engine.choose import Chooser, GreedyChooser
 from dspine.engine.emit import Emitter
 from dspine.engine.logprobs import LogprobRecorder
-from dspine.engine.loop import Run, Stepper
+from dspine.engine.loop import Run, Stepper, check_fits
 from dspine.engine.parts import EngineParts
 from dspine.engine.plain import PlainStepper
 from dspine.engine.prompt import Prompt, encode_prompt
@@ -20,7 +20,7 @@ from dspine.engine.slots import Slot
 from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.target import Target
 from dspine.engine.trace import Trace
-from dspine.errors import CapacityError, UsageError
+from dspine.errors import UsageError
 from dspine.text.grammar import GrammarOptions
 from dspine.text.matcher import Grammars
 
@@ -63,11 +63,7 @@ class Requests:
         Raises UsageError for options that cannot be, CapacityError for a prompt that does not fit.
         """
         parts = self._parts
-        if len(tokens) > target.n_ctx:
-            raise CapacityError(
-                f"the prompt has {len(tokens)} tokens, the context has {target.n_ctx}: "
-                f"shorten the prompt or raise the context size (-c)"
-            )
+        check_fits(tokens, target)
         if options.max_drafts is not None and options.max_drafts < 0:
             raise UsageError(f"max_drafts is {options.max_drafts}: it must be at least 0")
         scores = None

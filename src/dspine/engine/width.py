@@ -140,9 +140,10 @@ class Outlook(NamedTuple):
 
 
 class WidthPolicy(Protocol):
-    """Decides who proposes and how far. One instance lives as long as the engine.
+    """Decides who proposes and how far, for one sequence, whose answers follow each other.
 
-    A step is `ask`, then `choose`, then `observe`.
+    A step is `ask`, then `choose`, then `observe`. Where several sequences share a decode,
+    `outlook` and `widened` come after `choose`.
     """
 
     def begin(self, drafts: int | None = None) -> None:

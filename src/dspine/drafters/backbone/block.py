@@ -27,7 +27,6 @@ from dspine.ggml import Backend, Bound, Graph, Tensor
 _SPARE = 2
 """Tokens looked at for each candidate that is kept, when the head's product is not exact."""
 
-
 _FEW_CHANGES = 64
 """Rows of the context up to which a mask is changed row by row."""
 
