@@ -20,29 +20,6 @@ from dspine.files.schema import (
     tensor_specs,
 )
 
-SMALL = DSpineConfig(
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=160,
-    target_hidden_size=64,
-    block_size=5,
-    taps=(1, 4),
-    mask_token_id=159,
-    windows=(None, 24),
-    causal=(True, True),
-    transfer_rank=32,
-    message_size=20,
-    top_k=4,
-    rope_theta=100000.0,
-    rms_norm_eps=1e-6,
-    max_positions=2048,
-)
-"""message_size 20 is not a multiple of 32, so Q8_0 has to fall back for the write matrices."""
-
 _BACKBONE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -61,6 +38,10 @@ _BACKBONE: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "max_positions": 2048,
 }
+SMALL = DSpineConfig(
+    **{**_BACKBONE, "causal": (True, True)}, transfer_rank=32, message_size=20, top_k=4
+)
+"""message_size 20 is not a multiple of 32, so Q8_0 has to fall back for the write matrices."""
 SMALL_DFLASH = DFlashConfig(**_BACKBONE)
 SMALL_DFLASH2 = DFlash2Config(
     **_BACKBONE, conv_kernel_size=3, conv_group_size=16, selector_rank=32, top_k=6

@@ -161,6 +161,44 @@ class FakeTarget:
         return [*self.memory[: self._first], *tokens[: row + 1]]
 
 
+class InterruptedTarget(FakeTarget):
+    """KeyboardInterrupt comes at moment `at`: before or after one of the calls that steps make."""
+
+    at = -1
+    moments = 0
+
+    def decode(self, tokens: Sequence[int], position: int, logits: LogitRows) -> None:
+        self._pass()
+        super().decode(tokens, position, logits)
+        self._pass()
+
+    def argmax(self, row: int) -> int:
+        self._pass()
+        return super().argmax(row)
+
+    def trim(self, length: int) -> bool:
+        self._pass()
+        done = super().trim(length)
+        self._pass()
+        return done
+
+    def checkpoint(self) -> None:
+        self._pass()
+        super().checkpoint()
+        self._pass()
+
+    def restore(self) -> int:
+        self._pass()
+        length = super().restore()
+        self._pass()
+        return length
+
+    def _pass(self) -> None:
+        self.moments += 1
+        if self.moments == self.at:
+            raise KeyboardInterrupt
+
+
 class FakeTargets:
     """Several fake targets as the sequences of one context (`dspine.engine.target.Together`)."""
 

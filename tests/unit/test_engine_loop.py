@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ from dspine.engine.width import FixedWidth
 from dspine.errors import CapacityError, UsageError
 from tests.support.engine_runs import PIECES, collect, make_run, run_plain, run_speculative
 from tests.support.fake_drafter import FakeDrafter
-from tests.support.fake_target import FakeTarget, mixing, plain_answer
+from tests.support.fake_target import FakeTarget, InterruptedTarget, mixing, plain_answer
 
 VOCAB = len(PIECES)
 
@@ -118,31 +118,10 @@ def test_text_held_back_for_a_stop_string_comes_with_the_cancellation() -> None:
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(1, 60), salt=st.integers(0, 50))
 def test_ctrl_c_anywhere_leaves_matching_text_tokens_and_memory(at: int, salt: int) -> None:
-    """The interrupt comes out of the n-th call into target or drafter."""
+    """The interrupt comes before or after any call into the target."""
     next_token = mixing(VOCAB, salt)
-    calls = 0
-
-    def tick() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise KeyboardInterrupt
-
-    class Interrupted(FakeTarget):
-        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
-            tick()
-            super().decode(tokens, position, "all")
-            tick()
-
-        def argmax(self, row: int) -> int:
-            tick()
-            return super().argmax(row)
-
-        def trim(self, length: int) -> bool:
-            tick()
-            return super().trim(length)
-
-    target = Interrupted(next_token, VOCAB)
+    target = InterruptedTarget(next_token, VOCAB)
+    target.at = at
     run = make_run(target, [1, 2, 3], max_tokens=30, end=None, stop=["ab", "aba"])
     chain = FakeDrafter(lambda tokens, count: [*plain_answer(next_token, tokens, count)[:2], 1])
     policy = FixedWidth({"dspine": 3})
@@ -151,7 +130,7 @@ def test_ctrl_c_anywhere_leaves_matching_text_tokens_and_memory(at: int, salt: i
     events = list(generate(run, stepper))
     finish = events[-1]
     assert isinstance(finish, Finish)
-    if calls < at:
+    if target.moments < at:
         return  # it was over before
     assert finish.reason == "cancelled"
     steps = [event for event in events if isinstance(event, Step)]

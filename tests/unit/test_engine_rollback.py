@@ -32,7 +32,7 @@ from dspine.engine.width import FixedWidth
 from dspine.errors import CapacityError, LibraryError, UsageError
 from tests.support.engine_runs import PIECES, Outcome, collect, make_run
 from tests.support.fake_drafter import FakeDrafter
-from tests.support.fake_target import FakeTarget, mixing, plain_answer
+from tests.support.fake_target import FakeTarget, InterruptedTarget, mixing, plain_answer
 
 VOCAB = len(PIECES)
 MODES: tuple[RollbackMode, ...] = ("trim", "snapshots", "checkpoint")
@@ -169,42 +169,7 @@ def test_waiting_tokens_do_not_shorten_the_last_blocks() -> None:
 def test_an_interrupt_anywhere_can_be_undone_and_decoding_goes_on(
     at: int, salt: int, mode: RollbackMode, seed: int
 ) -> None:
-    calls = -2  # the prompt's decode is not interrupted
-
-    def tick() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise KeyboardInterrupt
-
-    class Interrupted(FakeTarget):
-        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
-            tick()
-            super().decode(tokens, position, "all")
-            tick()
-
-        def argmax(self, row: int) -> int:
-            tick()
-            return super().argmax(row)
-
-        def trim(self, length: int) -> bool:
-            tick()
-            done = super().trim(length)
-            tick()
-            return done
-
-        def checkpoint(self) -> None:
-            tick()
-            super().checkpoint()
-            tick()
-
-        def restore(self) -> int:
-            tick()
-            length = super().restore()
-            tick()
-            return length
-
-    target = Interrupted(
+    target = InterruptedTarget(
         mixing(VOCAB, salt), VOCAB, n_batch=32, recurrent=mode != "trim",
         snapshots=4 if mode == "snapshots" else 0,
     )  # fmt: skip
@@ -220,6 +185,7 @@ def test_an_interrupt_anywhere_can_be_undone_and_decoding_goes_on(
     network = DrafterProposer(policy, drafter, target, max_positions=999)
     stepper = SpeculativeStepper(run, network, policy, make_rollback(mode, target))
     target.decode([1, 2, 3], 0, "none")
+    target.at = target.moments + at  # the prompt's decode is not interrupted
     stepper.begin(0)
     stepper.saw_prompt(0, 3)
     stepper.prompt_done()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from dspine.files.convert import convert_checkpoint
 from dspine.files.drafter_file import read_drafter
 from dspine.files.inspect import inspect_path
 from dspine.files.schema import DFlash2Config, DFlashConfig, DrafterConfig
-from tests.support.drafter_files import PAIR, RECORD, SMALL, weights
+from tests.support.drafter_files import PAIR, RECORD, SMALL_DFLASH, SMALL_DFLASH2, weights
 
 QWEN3_8B: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
@@ -73,14 +73,10 @@ del QWEN38_27B["block_size"]
 
 
 def small(kind: str) -> DFlashConfig | DFlash2Config:
-    """SMALL's backbone as another kind."""
-    values = asdict(SMALL)
-    for name in ("transfer_rank", "message_size", "top_k"):
-        del values[name]
-    values["causal"] = (False, False)
+    """A drafter of that kind; the sizes of DFlash2's own tensors differ."""
     if kind == "dflash":
-        return DFlashConfig(**values)
-    return DFlash2Config(**values, conv_kernel_size=3, conv_group_size=8, selector_rank=12, top_k=4)
+        return SMALL_DFLASH
+    return replace(SMALL_DFLASH2, conv_group_size=8, selector_rank=12, top_k=4)
 
 
 def test_the_published_dflash_of_qwen3_8b() -> None:
