@@ -275,7 +275,7 @@ def test_one_who_leaves_the_queue_is_never_answered() -> None:
         seen: list[tuple[str, Event]] = []
         tasks = await ask_all(thread, targets[0].may_go, 4, seen)
         tasks[3].cancel()
-        await asyncio.sleep(0.02)
+        await asyncio.wait([tasks[3]])
         targets[0].may_go.set()
         await asyncio.gather(*tasks[:3])
         return seen
@@ -353,6 +353,10 @@ def test_a_step_that_fails_as_a_whole_is_told_to_all_and_the_next_ones_are_serve
     with_thread(make_service(*targets, load=load), scenario)
 
 
+def _all_told_to_end(thread: EngineThread) -> bool:
+    return all(one.cancel.is_set() for one in (*thread._waiting, *thread._running))
+
+
 @pytest.mark.parametrize("seconds", [20.0, 0.0], ids=["in time", "broken off"])
 def test_stopping_ends_what_runs_and_waits_and_takes_nothing_new(seconds: float) -> None:
     targets = gated(2)
@@ -365,7 +369,7 @@ def test_stopping_ends_what_runs_and_waits_and_takes_nothing_new(seconds: float)
         with pytest.raises(BusyError, match="stopping"):
             await anext(thread.answer(Job(PROMPT, {})))
         if not seconds:
-            await asyncio.sleep(0.1)  # all are told to end by now
+            await asyncio.to_thread(until, lambda: _all_told_to_end(thread))
         targets[0].may_go.set()
         found = await asyncio.gather(*tasks, return_exceptions=True)
         await stopping
@@ -423,12 +427,14 @@ def test_who_leaves_before_its_first_token_is_noticed(stream: bool) -> None:
     with serving(service) as client:
         targets[0].may_go.clear()
         body = json.dumps({**ASK, "stream": stream}).encode()
-        leaves = threading.Event()
-        threading.Timer(0.05, leaves.set).start()
-        started = time.monotonic()
-        sent = asyncio.run(call(client, body, leaves.is_set))
-        assert time.monotonic() - started < 1.5  # before the stream would have begun
-        assert sent[0]["status"] == 499
+        begun: list[bool] = []
+
+        def has_left() -> bool:
+            begun.extend([True] * service.thread.n_running)
+            return bool(begun)
+
+        sent = asyncio.run(call(client, body, has_left))
+        assert sent[0]["status"] == 499, "not 200, which a stream would have begun with"
         targets[0].may_go.set()
         until(lambda: service.thread.n_running == 0)
         assert len(targets[0].memory) < 60
