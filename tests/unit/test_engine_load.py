@@ -50,6 +50,7 @@ def test_the_verdict_names_its_numbers() -> None:
     [
         ({"proposer": "fast"}, "auto, drafter, ngram, none"),
         ({"n_ctx": 0}, "n_ctx is 0"),
+        ({"n_batch": 2, "parallel": 3}, "n_batch is 2 for 3 sequences"),
         ({"n_threads": -1}, "n_threads is -1"),
         ({"spec_draft_n_max": 0}, "spec_draft_n_max is 0"),
         ({"cache_type_v": "q8_0", "flash_attention": False}, "value cache is q8_0 .* -fa auto"),

@@ -191,6 +191,7 @@ class Engine:
             stop=stop,
             grammar=grammar,
             logprobs=logprobs,
+            plain=plain,
             sampling=sampling,
             cancel=cancel,
             trace=trace,
@@ -198,7 +199,7 @@ class Engine:
             max_drafts=max_drafts,
         )
         run = self._requests.run(tokens, self._slot.target, options)
-        return self._exclusive(run, self._requests.stepper(run, self._slot, plain=plain))
+        return self._exclusive(run, self._requests.stepper(run, self._slot, plain=options.plain))
 
     def complete(self, prompt: Prompt, **options: Any) -> Result:
         """`generate` to the end; same options."""

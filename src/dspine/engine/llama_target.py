@@ -83,7 +83,6 @@ class LlamaTargets:
     """All sequences of a Context, each a target of its own; see `Together`."""
 
     def __init__(self, context: Context) -> None:
-        self.n_batch = context.n_batch
         self._context = context
         self._batch = Batch(context.n_batch)
         self.targets = [

@@ -150,6 +150,10 @@ def load(
         raise UsageError(
             f"n_ctx is {n_ctx} for {parallel} sequences: each needs at least one position"
         )
+    if n_batch < parallel:
+        raise UsageError(
+            f"n_batch is {n_batch} for {parallel} sequences: a decode needs a row for each of them"
+        )
     check_flash(flash_attention, cache_type_v)
     pair = choose_pair(_path(model), _path(drafter))
     return Engine(

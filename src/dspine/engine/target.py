@@ -114,10 +114,6 @@ class Together(Protocol):
     def targets(self) -> Sequence[Target]:
         """By sequence number. What one of them decodes alone ends the rows of all others."""
 
-    @property
-    def n_batch(self) -> int:
-        """Most tokens of one decode, of all sequences together."""
-
     def decode(self, parts: Sequence[Rows]) -> None:
         """Decode the rows of several sequences, numbers going up; each target then shows its own
         rows, counted from 0.
