@@ -29,3 +29,11 @@ def test_snapshots_are_kept_where_they_are_small(
     copies = StateCopies(size, NOTHING, kept, free)
     assert snapshots_or_not(copies, drafts, n_batch)[0] is fits
     assert told in snapshots_or_not(copies, drafts, n_batch)[1]
+
+
+def test_each_slot_of_several_has_snapshots_of_its_own() -> None:
+    copies = StateCopies(20 * MIB, NOTHING, 15, 6000 * MIB)
+    assert snapshots_or_not(copies, 15, 512)[0]
+    fits, told = snapshots_or_not(copies, 15, 512, 2)
+    assert not fits
+    assert "15 snapshots for each of 2 slots take 600.0 MiB, more than 5%" in told

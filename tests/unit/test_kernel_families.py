@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dspine.errors import LibraryError, UsageError
 from dspine.ggml import kernels
 from dspine.kernels import build, rivals
 from dspine.kernels.status import SWITCH, switched_off, wanted_family
-from dspine.kernels.verdict import ANY, Verdict, kept_in, verdict
+from dspine.kernels.verdict import ANY, NO_RESULT, RETRY_SECONDS, Verdict, kept_in, verdict
 
 _AVX2_SECONDS = 1e-3
 
@@ -115,6 +116,22 @@ def test_a_family_that_fails_leaves_its_place_to_the_next(files: tuple[Path, Pat
     # Asked for by name, it has no substitute.
     assert verdict(*files, "avx512", tester).complaint == "signal 4"
     assert asked[2:] == [("avx512", [])]
+
+
+def test_a_test_without_an_end_is_tried_again_later(files: tuple[Path, Path]) -> None:
+    results = [Verdict(complaint=NO_RESULT), Verdict("avx2")]
+
+    def tester(path: Path, folder: Path, wanted: str, without: Sequence[str]) -> Verdict:
+        return results.pop(0)
+
+    assert verdict(*files, ANY, tester).complaint == NO_RESULT
+    assert verdict(*files, ANY, tester).complaint == NO_RESULT
+    assert len(results) == 1
+
+    (kept,) = files[1].glob("*.json")
+    before = kept.stat().st_mtime - RETRY_SECONDS - 1.0
+    os.utime(kept, (before, before))
+    assert verdict(*files, ANY, tester).family == "avx2"
 
 
 def test_where_ggml_is_faster_the_verdict_is_against_our_kernels(files: tuple[Path, Path]) -> None:

@@ -358,7 +358,7 @@ def _settle_rollback(
     copies = measure_copies(model, drafts, n_threads=options.n_threads or physical_cores())
     if options.rollback != "auto":
         return mode, "as was asked for", copies.times
-    fits, why = snapshots_or_not(copies, drafts, options.n_batch)
+    fits, why = snapshots_or_not(copies, drafts, options.n_batch, options.parallel)
     return ("snapshots", why, None) if fits else (mode, why, copies.times)
 
 

@@ -60,8 +60,12 @@ def measure_copies(model: Model, drafts: int, *, n_threads: int) -> StateCopies:
     return StateCopies(size, Copies(min(saves), min(restores)), kept, free)
 
 
-def snapshots_or_not(copies: StateCopies, drafts: int, n_batch: int) -> tuple[bool, str]:
+def snapshots_or_not(
+    copies: StateCopies, drafts: int, n_batch: int, sequences: int = 1
+) -> tuple[bool, str]:
     """Whether to keep a snapshot for each of `drafts` drafts, and the reason in words.
+
+    Every sequence has snapshots of its own.
 
     Snapshots spare the copies and the repeated rows of a checkpoint, for memory that is taken all
     the time: so where they are small beside what is free, and not where that is unknown.
@@ -72,8 +76,9 @@ def snapshots_or_not(copies: StateCopies, drafts: int, n_batch: int) -> tuple[bo
         return False, "this library keeps no snapshots of this architecture"
     if n_batch < drafts + 2:
         return False, f"{drafts} snapshots need batches of {drafts + 2} tokens (-b)"
-    needed = drafts * copies.size
-    told = f"{drafts} snapshots take {needed / 2**20:.1f} MiB"
+    needed = drafts * copies.size * sequences
+    each = f" for each of {sequences} slots" if sequences > 1 else ""
+    told = f"{drafts} snapshots{each} take {needed / 2**20:.1f} MiB"
     if copies.free is None:
         return False, f"{told}, and how much memory is free is unknown"
     fits = needed <= SHARE * copies.free

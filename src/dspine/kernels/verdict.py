@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,6 +18,9 @@ from dspine.machine import cpu_model
 ANY = "auto"
 """The family that proves fastest."""
 _TEST_SECONDS = 120
+NO_RESULT = f"no result within {_TEST_SECONDS} seconds"
+RETRY_SECONDS = 3600.0
+"""After a test that came to no end, which may be the fault of a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ def run_test(path: Path, folder: Path, wanted: str = ANY, without: Sequence[str]
             timeout=_TEST_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return Verdict(complaint=NO_RESULT)
+    except OSError as error:
         return Verdict(complaint=str(error))
     lines = done.stdout.strip().splitlines()
     with suppress(ValueError, TypeError):
@@ -72,8 +78,9 @@ def verdict(path: Path, folder: Path, wanted: str, tester: Tester = run_test) ->
     file = path.with_suffix(f".{wanted}.json")
     with suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(file.read_text())
-        if known.pop("facts") == facts:
-            return Verdict(**known)
+        kept = Verdict(**known) if known.pop("facts") == facts else None
+        if kept is not None and not (kept.complaint == NO_RESULT and _age(file) > RETRY_SECONDS):
+            return kept
     found = _judge(path, folder, wanted, tester)
     _write(file, {"facts": facts, **asdict(found)})
     return found
@@ -112,6 +119,11 @@ def _facts(path: Path, folder: Path) -> list[str | int]:
         stat = file.stat()
         found += [stat.st_size, stat.st_mtime_ns]
     return found
+
+
+def _age(file: Path) -> float:
+    """Seconds since the file was written."""
+    return time.time() - file.stat().st_mtime
 
 
 def _write(file: Path, content: dict[str, object]) -> None:

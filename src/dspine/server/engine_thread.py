@@ -77,6 +77,8 @@ class EngineThread:
         self._decodes = Decodes()
         self._error: DspineError | None = None
         self._state: State = "loading"
+        self._served = False
+        """Whether it was ready once."""
         self._thread = threading.Thread(target=self._work, name="dspine-engine", daemon=True)
 
     @property
@@ -90,10 +92,20 @@ class EngineThread:
         return self._error
 
     @property
+    def reason(self) -> str:
+        """Why nothing can be asked, for those outside."""
+        if self._state == "loading":
+            return "Loading model"
+        if self._state == "failed":
+            what = "the engine failed" if self._served else "the model could not be loaded"
+            return f"{what}: see the server's log"
+        return "the server is stopping: try another one"
+
+    @property
     def engine(self) -> Engine:
         """The loaded engine, for facts and its tokenizer; BusyError until it is there."""
         if self._state != "ready" or self._engine is None:
-            raise BusyError(_unready(self._state))
+            raise BusyError(self.reason)
         return self._engine
 
     @property
@@ -143,7 +155,7 @@ class EngineThread:
         ticket = _Ticket(job, loop, asyncio.Queue())
         with self._changed:
             if self._state != "ready" or self._engine is None:
-                raise BusyError(_unready(self._state))
+                raise BusyError(self.reason)
             ahead = len(self._waiting) + len(self._running)
             if ahead >= self._engine.slots + self._queue_limit:
                 raise BusyError(
@@ -181,13 +193,13 @@ class EngineThread:
             left = (*self._waiting, *self._running)
             self._waiting.clear()
         for ticket in left:
-            self._end(ticket, BusyError(_unready("failed")))
+            self._end(ticket, BusyError(self.reason))
 
     def _serve(self, engine: Engine) -> None:
         scheduler = engine.scheduler()
         self._slots = scheduler.slots()
         with self._changed:
-            self._engine = engine
+            self._engine, self._served = engine, True
             if self._state == "loading":
                 self._state = "ready"
         while self._has_work():
@@ -220,7 +232,7 @@ class EngineThread:
                 ticket = self._waiting.popleft()
                 self._running.add(ticket)
             if ticket.cancel.is_set():
-                self._end(ticket, BusyError(_unready(self._state)))
+                self._end(ticket, BusyError(self.reason))
                 continue
             try:
                 number = scheduler.start(
@@ -243,7 +255,7 @@ class EngineThread:
         busy = 0
         for number, event in happened:
             ticket = self._answers[number]
-            if isinstance(event, Step):
+            if isinstance(event, Step) and event.tokens:
                 busy += 1
             if isinstance(event, Finish | Exception):
                 del self._answers[number]
@@ -274,11 +286,3 @@ class EngineThread:
         while self._state == "loading" and time.monotonic() < limit:
             time.sleep(0.01)
         return self._state == "ready"
-
-
-def _unready(state: State) -> str:
-    return {
-        "loading": "Loading model",
-        "failed": "the model could not be loaded: see the server's log",
-        "stopped": "the server is stopping: try another one",
-    }.get(state, "the engine is gone")

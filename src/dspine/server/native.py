@@ -23,8 +23,7 @@ async def health(request: Request) -> Response:
     thread = service(request).thread
     if thread.state == "ready":
         return JSONResponse({"status": "ok"})
-    words = {"loading": "Loading model", "failed": "the model could not be loaded"}
-    return error_response(503, words.get(thread.state, "the server is stopping"))
+    return error_response(503, thread.reason)
 
 
 async def models(request: Request) -> Response:
