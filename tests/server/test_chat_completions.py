@@ -257,6 +257,21 @@ def test_an_end_that_is_to_be_ignored_is_forbidden(wish: dict[str, Any]) -> None
     assert sampling.logit_bias == ((EOS, -math.inf),)
 
 
+def test_a_least_number_of_tokens_below_the_limit_is_the_engines_business() -> None:
+    defaults = Defaults(SamplingOptions(), None, end_tokens=lambda: (EOS,))
+    options = chat_wish(
+        ChatBody.model_validate({**ASK, "min_tokens": 3, "max_tokens": 9}), defaults
+    ).options
+    assert options["min_tokens"] == 3
+    assert options["sampling"].logit_bias == ()
+    with served("Hi.") as client:
+        wish = {**ASK, "min_tokens": 7, "max_tokens": 20}
+        reply = client.post("/v1/chat/completions", json=wish).json()
+        assert reply["usage"]["completion_tokens"] == 8
+        least = client.post("/v1/chat/completions", json=ASK).json()
+        assert least["usage"]["completion_tokens"] < 7
+
+
 def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_it() -> None:
     body = ChatBody.model_validate(
         {**ASK, "temperature": 0.5, "seed": 7, "top_k": 3, "logit_bias": {"5": -1}}
@@ -303,7 +318,11 @@ def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_
             "messages.0.content",
         ),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "leaves no room", None),
-        ({**ASK, "min_tokens": 3, "max_tokens": 9}, "min_tokens is 3", "min_tokens"),
+        (
+            {**ASK, "min_tokens": 3, "max_tokens": 9, "response_format": {"type": "json_object"}},
+            "min_tokens is 3",
+            None,
+        ),
         ({**ASK, "samplers": ["magic"]}, "magic", None),
     ],
 )

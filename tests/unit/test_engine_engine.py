@@ -15,6 +15,7 @@ from dspine.engine.replay import first_difference, replay
 from dspine.engine.rollback import TrimRollback
 from dspine.engine.trace import Trace
 from dspine.errors import CapacityError, ClosedError, UsageError
+from dspine.text.grammar import GrammarOptions
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_engine import BOS, EOS, VOCAB, make_engine
 from tests.support.fake_target import FakeTarget, plain_answer
@@ -68,6 +69,23 @@ def test_prompts_that_cannot_be_answered(prompt: object, text: str) -> None:
         engine.generate(prompt)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("least", [0, 3, len(TEXT), len(TEXT) + 2, len(TEXT) + 9])
+def test_an_answer_of_at_least_so_many_tokens(least: int, plain: bool) -> None:
+    drafter = FakeDrafter(perfect)
+    with make_engine(FakeTarget(says, VOCAB, n_ctx=100), drafter=drafter) as engine:
+        found = engine.complete([BOS], min_tokens=least, max_tokens=least + 70, plain=plain)
+    if least <= len(TEXT):
+        assert found.text == TEXT.decode()
+        return
+    # Where the end is forbidden, the fake has all other tokens alike: the lowest id.
+    beyond = least - len(TEXT)
+    assert EOS not in found.tokens[:least]
+    assert bytes(found.tokens[: len(TEXT)]) == TEXT
+    assert len(found.tokens) == least + 1, f"it ends {beyond} tokens later"
+    assert found.tokens[-1] == EOS
+
+
 def test_errors_of_a_request_come_before_its_first_event() -> None:
     engine = make_engine(FakeTarget(says, VOCAB, n_ctx=10))
     with pytest.raises(CapacityError, match=r"11 tokens.*10"):
@@ -76,6 +94,10 @@ def test_errors_of_a_request_come_before_its_first_event() -> None:
         engine.generate([1], max_tokens=-1)
     with pytest.raises(UsageError, match="stop string"):
         engine.generate([1], stop=[""])
+    with pytest.raises(UsageError, match="min_tokens is -1"):
+        engine.generate([1], min_tokens=-1)
+    with pytest.raises(UsageError, match="min_tokens is 2, and a grammar"):
+        engine.generate([1], min_tokens=2, grammar=GrammarOptions.regex("a+"))
 
 
 def test_events_come_in_order_and_count_up() -> None:

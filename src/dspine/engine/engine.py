@@ -159,6 +159,7 @@ class Engine:
         prompt: Prompt,
         *,
         max_tokens: int | None = None,
+        min_tokens: int = 0,
         stop: Sequence[str] = (),
         grammar: GrammarOptions | None = None,
         logprobs: int | None = None,
@@ -173,7 +174,8 @@ class Engine:
     ) -> Iterator[Event]:
         """Events of one answer: Prefill, Steps, Finish.
 
-        `max_tokens` None means until the answer ends or the context is full. `plain` decodes
+        `max_tokens` None means until the answer ends or the context is full; of the first
+        `min_tokens` none ends it. `plain` decodes
         without drafts. `sampling` says how tokens are drawn (default: the most likely ones).
         `grammar` restricts the whole answer; an end token may come where it is complete, so an
         answer cut by `max_tokens` ("length") may not be. `logprobs` asks for the log-probability
@@ -188,6 +190,7 @@ class Engine:
         tokens = self.encode(prompt, raw=raw, variables=variables)
         options = AnswerOptions(
             max_tokens=max_tokens,
+            min_tokens=min_tokens,
             stop=stop,
             grammar=grammar,
             logprobs=logprobs,

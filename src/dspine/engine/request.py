@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from dspine.engine.choose import Chooser, GreedyChooser
+from dspine.engine.choose import Chooser, Constraint, GreedyChooser
 from dspine.engine.emit import Emitter
+from dspine.engine.least_tokens import LeastTokens
 from dspine.engine.logprobs import LogprobRecorder
 from dspine.engine.loop import Run, Stepper, check_fits
 from dspine.engine.parts import EngineParts
@@ -30,6 +32,7 @@ class AnswerOptions:
     """Options of one answer; `Engine.generate` describes them."""
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: Sequence[str] = ()
     grammar: GrammarOptions | None = None
     logprobs: int | None = None
@@ -66,6 +69,13 @@ class Requests:
         check_fits(tokens, target)
         if options.max_drafts is not None and options.max_drafts < 0:
             raise UsageError(f"max_drafts is {options.max_drafts}: it must be at least 0")
+        if options.min_tokens < 0:
+            raise UsageError(f"min_tokens is {options.min_tokens}: it must be at least 0")
+        if options.min_tokens and options.grammar is not None:
+            raise UsageError(
+                f"min_tokens is {options.min_tokens}, and a grammar says where the answer ends: "
+                f"leave out one of the two"
+            )
         scores = None
         if options.logprobs is not None:
             scores = LogprobRecorder(options.logprobs, parts.tokenizer.vocab_size)
@@ -79,7 +89,12 @@ class Requests:
                 stop=options.stop,
             ),
             self.chooser(
-                target, options.sampling or SamplingOptions(), tokens, options.grammar, scores
+                target,
+                options.sampling or SamplingOptions(),
+                tokens,
+                options.grammar,
+                scores,
+                min_tokens=options.min_tokens,
             ),
             cancel=options.cancel or threading.Event(),
             trace=options.trace,
@@ -104,10 +119,16 @@ class Requests:
         prompt: Sequence[int],
         grammar: GrammarOptions | None,
         scores: LogprobRecorder | None = None,
+        *,
+        min_tokens: int = 0,
     ) -> Chooser:
         """The request's way from the rows of `target` to tokens."""
         make = self._parts.make_sampler
-        constraint = None if grammar is None else self._grammars.matcher(grammar)
+        constraint: Constraint | None = None
+        if grammar is not None:
+            constraint = self._grammars.matcher(grammar)
+        elif min_tokens:
+            constraint = LeastTokens(min_tokens, self._end_tokens)
         if sampling.is_greedy:
             return GreedyChooser(target, constraint=constraint, listener=scores)
         if make is None:
@@ -120,3 +141,8 @@ class Requests:
             constraint=constraint,
             listener=scores,
         )
+
+    @cached_property
+    def _end_tokens(self) -> tuple[int, ...]:
+        tokenizer = self._parts.tokenizer
+        return tuple(token for token in range(tokenizer.vocab_size) if tokenizer.is_end(token))

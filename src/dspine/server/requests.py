@@ -189,6 +189,7 @@ def _options(
         drafts = body.speculative.n_max
     options: dict[str, Any] = {
         "max_tokens": limit,
+        "min_tokens": 0 if _ignores_end(body, limit) else body.min_tokens or 0,
         "stop": tuple(stop),
         "sampling": _sampling(body, defaults, limit),
         "logprobs": logprobs,
@@ -230,18 +231,7 @@ def _sampling(body: Generation, defaults: Defaults, limit: int | None) -> Sampli
 
 
 def _ignores_end(body: Generation, limit: int | None) -> bool:
-    if body.ignore_eos:
-        return True
-    if not body.min_tokens:
-        return False
-    if limit is not None and body.min_tokens >= limit:
-        return True
-    raise RequestError(
-        400,
-        f"min_tokens is {body.min_tokens}: this server knows it only together with the same "
-        f"max_tokens",
-        "min_tokens",
-    )
+    return body.ignore_eos or bool(body.min_tokens and limit and body.min_tokens >= limit)
 
 
 def _bias(given: dict[str, float] | list[tuple[int, float]] | None) -> list[tuple[int, float]]:
