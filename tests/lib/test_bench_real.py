@@ -99,13 +99,17 @@ def test_a_configuration_that_cannot_load_says_why(tmp_path: Path) -> None:
         WorkerProcess(Configuration("plain", {"model": str(missing), "proposer": "none"}))
 
 
+LISTENS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+"""Programs that a shell starts in the background ignore Ctrl-C otherwise."""
+
+
 def test_ctrl_c_ends_every_process_and_keeps_the_answers(
     tmp_path: Path, default_target: Path
 ) -> None:
     path = tmp_path / "r.json"
     part = tmp_path / "r.json.part"
     command = [
-        *(sys.executable, "-c", "from dspine.cli.main import main; main()", "bench"),
+        *(sys.executable, "-c", LISTENS + "from dspine.cli.main import main; main()", "bench"),
         *("-m", str(default_target)),
         *("--config", "plain", "-n", "8", "-t", "1", "-r", "500", "-c", "512", "-o", str(path)),
     ]
