@@ -23,7 +23,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 DEEP = 512
 """Context at which a few counts are timed again, to know what a longer context costs."""
 
-DEEP_BUDGET_MS = 800.0
+DEEP_BUDGET_MS = 500.0
 """Time for decoding that context; what a slow target reaches in it must do."""
 
 CONTEXT_ROWS = 32
@@ -36,7 +36,7 @@ FEWER_THREADS_FROM = 0.97
 """Share of the time from which fewer threads are preferred: they leave cores to others."""
 
 REPEATS = 5
-ROWS_BUDGET_MS = 1500.0
+ROWS_BUDGET_MS = 1200.0
 DRAFTS_BUDGET_MS = 500.0
 """Time after which nothing is timed again."""
 
