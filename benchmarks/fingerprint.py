@@ -23,8 +23,8 @@ from typing import Any
 import common
 import numpy as np
 import numpy.typing as npt
+from runners import acceptance_of, fixed_drafts
 
-import dspine
 from dspine.default_pair import choose_pair
 from dspine.files.dtypes import decode_rows
 from dspine.files.gguf_file import GgufFile, StoredTensor
@@ -234,21 +234,7 @@ def _changed(tensor: StoredTensor, kind: str, size: float, seed: int) -> list[me
 
 def acceptance(target: Path, drafter: Path | None, arguments: Any) -> tuple[float, float]:
     """Tokens per verify, and the share of drafts that are kept."""
-    steps = tokens = drafted = accepted = 0
-    with dspine.load(
-        target,
-        drafter,
-        proposer="dspine",
-        spec_draft_n_max=DRAFTS,
-        n_threads=arguments.threads,
-        flash_attention=True,
-        calibrate=False,
-    ) as engine:
-        for _, _, prompt in common.prompts(count=arguments.count):
-            stats = engine.complete(prompt, max_tokens=arguments.predict).stats
-            steps, tokens = steps + stats.steps, tokens + stats.tokens
-            drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
-    return round(tokens / steps, 4), round(accepted / drafted, 4)
+    return acceptance_of(fixed_drafts(target, drafter, DRAFTS, arguments))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import common
+from runners import acceptance_of, fixed_drafts
 
-import dspine
 from dspine.default_pair import default_target
 from dspine.files.quantise import MIXES, quantise_drafter
 from dspine.llama.library import find_library
@@ -54,27 +54,13 @@ def main() -> None:
 
 def measure(target: Path, drafter: Path, arguments: Any) -> dict[str, float]:
     """One type: megabytes, median milliseconds of a draft, tokens per verify, accepted share."""
-    steps = tokens = drafted = accepted = 0
-    draft_ms = list[float]()
-    with dspine.load(
-        target,
-        drafter,
-        proposer="dspine",
-        spec_draft_n_max=DRAFTS,
-        n_threads=arguments.threads,
-        flash_attention=True,
-        calibrate=False,
-    ) as engine:
-        for _, _, prompt in common.prompts(count=arguments.count):
-            stats = engine.complete(prompt, max_tokens=arguments.predict).stats
-            steps, tokens = steps + stats.steps, tokens + stats.tokens
-            drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
-            draft_ms.append(stats.draft_ms / stats.steps)
+    found = fixed_drafts(target, drafter, DRAFTS, arguments)
+    length, rate = acceptance_of(found)
     return {
         "megabytes": round(drafter.stat().st_size / 1e6, 2),
-        "draft_ms": round(statistics.median(draft_ms), 3),
-        "acceptance_length": round(tokens / steps, 4),
-        "acceptance_rate": round(accepted / drafted, 4),
+        "draft_ms": round(statistics.median(stats.draft_ms / stats.steps for stats in found), 3),
+        "acceptance_length": length,
+        "acceptance_rate": rate,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 
 import common
 
+import dspine
 from dspine.engine.engine import Engine
 from dspine.engine.stats import Stats
 
@@ -128,6 +130,34 @@ def measure(
     for tasks in tallies.values():
         tasks["all"] = total([tasks[task] for task in common.TASKS])
     return tallies
+
+
+def fixed_drafts(
+    target: Path, drafter: Path | None, drafts: int, arguments: argparse.Namespace
+) -> list[Stats]:
+    """What answering the prompts with so many drafts in every step took, prompt by prompt."""
+    with dspine.load(
+        target,
+        drafter,
+        proposer="dspine",
+        spec_draft_n_max=drafts,
+        n_threads=arguments.threads,
+        flash_attention=True,
+        calibrate=False,
+    ) as engine:
+        return [
+            engine.complete(prompt, max_tokens=arguments.predict).stats
+            for _, _, prompt in common.prompts(count=arguments.count)
+        ]
+
+
+def acceptance_of(answers: Sequence[Stats]) -> tuple[float, float]:
+    """Tokens per verify, and the share of drafts that are kept."""
+    steps = sum(stats.steps for stats in answers)
+    tokens = sum(stats.tokens for stats in answers)
+    drafted = sum(stats.drafted for stats in answers)
+    accepted = sum(stats.accepted for stats in answers)
+    return round(tokens / steps, 4), round(accepted / drafted, 4)
 
 
 def engine_runner(engine: Engine, *, plain: bool) -> Runner:

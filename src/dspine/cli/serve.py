@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -126,17 +126,12 @@ def make_defaults(
     """What holds where a request says nothing."""
     from dspine.server.requests import Defaults
 
-    tokenizer = engine.tokenizer
-
-    def end_tokens() -> tuple[int, ...]:
-        return tuple(t for t in range(tokenizer.vocab_size) if tokenizer.is_end(t))
-
     return Defaults(
         sampling=sampling,
         max_tokens=max_tokens,
         variables=variables,
         template=engine.template_source,
-        end_tokens=cache(end_tokens),
+        end_tokens=lambda: engine.end_tokens,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
-from dspine.engine.asking import Prices, Prospects
+from dspine.engine.asking import LEAST_REACH, Prices, Prospects
 from dspine.engine.costs import StepCosts
 from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
 from dspine.engine.waiting import owed_ms
@@ -35,9 +35,6 @@ FREE = ("ngram", "table", "grammar")
 SITUATIONS = 4
 WEAK, STRONG = 0.45, 0.75
 """No free draft, a weak one, a fair one, a strong one: what the drafter adds depends on it."""
-
-LEAST_REACH = 0.03
-"""Slots that are right less often than that are not looked at."""
 
 PACE = 1.0 / 48.0
 """Share of a step in the rate of tokens that counts as usual."""

@@ -135,6 +135,11 @@ class Engine:
         return self._parts.tokenizer
 
     @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return self._requests.end_tokens
+
+    @property
     def template_source(self) -> str:
         """The chat template as it is written; empty without one."""
         return self._parts.template.source if self._parts.template else ""

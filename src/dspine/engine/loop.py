@@ -145,6 +145,15 @@ class Stepper(Protocol):
         """Why this stepper no longer drafts, if it should."""
 
 
+def whole_step(stepper: Stepper, target: Target) -> StepResult:
+    """A step of one answer that shares its decode with no other."""
+    planned = stepper.plan()
+    started = perf_counter()
+    target.decode(planned.feed, planned.position, planned.logits)
+    target.wait()
+    return stepper.absorb(planned, (perf_counter() - started) * 1000.0)
+
+
 def generate(run: Run, stepper: Stepper, held: HeldContext | None = None) -> Iterator[Event]:
     """Events of one generation: Prefill, Steps, Finish.
 

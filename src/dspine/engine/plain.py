@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
-from dspine.engine.loop import Planned, Run, StepResult
+from dspine.engine.loop import Planned, Run, StepResult, whole_step
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.trace import DecodeRecord
 from dspine.engine.verify import accept_rows
@@ -32,11 +30,7 @@ class PlainStepper:
         """Nothing to settle."""
 
     def step(self) -> StepResult:
-        planned = self.plan()
-        started = perf_counter()
-        self._run.target.decode(planned.feed, planned.position, planned.logits)
-        self._run.target.wait()
-        return self.absorb(planned, (perf_counter() - started) * 1000.0)
+        return whole_step(self, self._run.target)
 
     def plan(self) -> Planned:
         return self.prepare(NOTHING)

@@ -128,7 +128,7 @@ class Requests:
         if grammar is not None:
             constraint = self._grammars.matcher(grammar)
         elif min_tokens:
-            constraint = LeastTokens(min_tokens, self._end_tokens)
+            constraint = LeastTokens(min_tokens, self.end_tokens)
         if sampling.is_greedy:
             return GreedyChooser(target, constraint=constraint, listener=scores)
         if make is None:
@@ -143,6 +143,7 @@ class Requests:
         )
 
     @cached_property
-    def _end_tokens(self) -> tuple[int, ...]:
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
         tokenizer = self._parts.tokenizer
         return tuple(token for token in range(tokenizer.vocab_size) if tokenizer.is_end(token))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from time import perf_counter
 
-from dspine.engine.loop import Planned, Run, StepResult
+from dspine.engine.loop import Planned, Run, StepResult, whole_step
 from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal, Proposer
 from dspine.engine.rollback import MAX_REPLAY, Rollback
 from dspine.engine.target import read_tokens
@@ -55,11 +55,7 @@ class SpeculativeStepper:
         self._rollback.start(self._run.sequence.anchor_position)
 
     def step(self) -> StepResult:
-        planned = self.plan()
-        started = perf_counter()
-        self._run.target.decode(planned.feed, planned.position, planned.logits)
-        self._run.target.wait()
-        return self.absorb(planned, (perf_counter() - started) * 1000.0)
+        return whole_step(self, self._run.target)
 
     def plan(self) -> Planned:
         started = perf_counter()
