@@ -138,7 +138,7 @@ def make_defaults(
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that listens; UsageError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))

@@ -10,12 +10,13 @@ from typing import NamedTuple, Protocol
 
 from dspine.engine.choose import Chooser
 from dspine.engine.emit import Emitter
-from dspine.engine.events import Event, Finish, FinishReason, Prefill, Step, TokenLogprob
+from dspine.engine.events import Event, FinishReason, Prefill, TokenLogprob
 from dspine.engine.held import HeldContext
 from dspine.engine.logprobs import LogprobRecorder
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.sequence import TokenSequence
 from dspine.engine.stats import StatsRecorder
+from dspine.engine.steps import AnswerSteps, Told
 from dspine.engine.target import LogitRows, Target
 from dspine.engine.trace import Trace
 from dspine.errors import CapacityError
@@ -164,74 +165,30 @@ def generate(run: Run, stepper: Stepper, held: HeldContext | None = None) -> Ite
     text so far stays and the memory matches it. Raises CapacityError for a prompt that does
     not fit.
     """
-    sequence, recorder, emitter, chooser = run.sequence, run.recorder, run.emitter, run.chooser
-    reason: FinishReason | None = None
-    pending: Step | None = None
-    length, began = len(sequence.tokens), False
-    mark, choices = emitter.mark(), chooser.mark()
+    sequence, recorder = run.sequence, run.recorder
+    steps = AnswerSteps(run, stepper, told := Told())
     started = perf_counter()
     try:
         kept = _prefill(run, stepper, held or HeldContext(run.target))
         recorder.prompt_tokens, recorder.cached_tokens = sequence.prompt_length, kept
         recorder.prefill_ms = (perf_counter() - started) * 1000.0
         yield Prefill(sequence.prompt_length, recorder.prefill_ms, kept)
-        bookkeeping_ms = 0.0
-        while reason is None:
-            step_started = perf_counter()
+        while steps.reason is None:
+            steps.start_clock()
             if run.cancel.is_set():
-                reason = "cancelled"
+                steps.reason = "cancelled"
                 break
-            length, mark, choices = len(sequence.tokens), emitter.mark(), chooser.mark()
-            began = True
-            result = stepper.step()
-            reason = result.reason
-            if reason is None and run.target.n_ctx <= sequence.anchor_position:
-                reason = "context"
-            text = emitter.finish_text() if reason else emitter.take_text()
-            step_ended = perf_counter()
-            step_ms = (step_ended - step_started) * 1000.0
-            # What recording the step before took is this step's host work.
-            host_ms = max(0.0, step_ms - result.draft_ms - result.verify_ms) + bookkeeping_ms
-            pending = Step(
-                tokens=result.tokens,
-                text=text,
-                drafted=result.drafted,
-                accepted=result.accepted,
-                proposer=result.proposer,
-                draft_ms=result.draft_ms,
-                verify_ms=result.verify_ms,
-                host_ms=host_ms,
-                logprobs=run.take_logprobs(),
-            )
-            began = False
-            recorder.add(
-                result.proposer,
-                len(result.tokens),
-                result.drafted,
-                result.accepted,
-                result.draft_ms,
-                result.verify_ms,
-                host_ms,
-            )
-            recorded = perf_counter()
-            bookkeeping_ms = (recorded - step_ended) * 1000.0
-            recorder.wall_ms += (recorded - step_started) * 1000.0
+            steps.begin()
+            steps.end(stepper.step())
             # No call between these two: an interrupt comes before or after both.
-            ready, pending = pending, None
-            yield ready
+            (_, step), told.events = told.events[0], []
+            yield step
     except (KeyboardInterrupt, _CancelledError):
-        reason = "cancelled"
-        if began:
-            sequence.truncate(length)
-            emitter.restore(mark)
-            chooser.restore(choices)
-            stepper.undo()
-        if pending is not None:
-            yield pending
-    if reason == "cancelled" and (rest := emitter.finish_text()):
-        yield Step((), rest, 0, 0, "none", 0.0, 0.0, 0.0, run.take_logprobs())
-    recorder.disabled_reason = stepper.disabled_reason
-    yield Finish(reason, recorder.snapshot())
+        steps.undo()
+        steps.reason = steps.reason or "cancelled"
+    steps.finish()
+    for _, event in told.events:
+        yield event
 
 
 def _prefill(run: Run, stepper: Stepper, held: HeldContext) -> int:

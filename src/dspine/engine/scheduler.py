@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import Any
 
 from dspine.engine.answering import Answering
-from dspine.engine.events import Event, Finish
+from dspine.engine.events import Event
 from dspine.engine.parts import EngineParts
 from dspine.engine.prompt import Prompt
 from dspine.engine.request import AnswerOptions, Requests
 from dspine.engine.shared_step import SharedStep
 from dspine.engine.slots import SlotFacts, choose_slot, make_slot
+from dspine.engine.steps import Told
 from dspine.errors import ClosedError, UsageError
 
 CHUNK = 64
@@ -50,7 +50,7 @@ class Scheduler:
         self._requests = requests or Requests(parts)
         self._slots = [make_slot(parts, number) for number in range(n_slots)]
         self._answers: dict[int, Answering] = {}
-        self._happened: list[tuple[int, Event | Exception]] = []
+        self._told = Told()
         self._started = 0
         self._read_last = 0
         """The answer whose prompt had the last turn."""
@@ -98,7 +98,7 @@ class Scheduler:
         stepper = self._requests.stepper(run, slot, plain=wanted.plain)
         self._started += 1
         slot.last_used = self._started
-        self._answers[self._started] = Answering(self._started, slot, run, stepper)
+        self._answers[self._started] = Answering(self._started, slot, run, stepper, self._told)
         return self._started
 
     def cancel(self, answer: int) -> None:
@@ -118,17 +118,18 @@ class Scheduler:
         """
         self._check_open()
         try:
-            for answer in list(self._answers.values()):
-                if answer.is_cancelled:
-                    self._report(answer, answer.cancelled())
+            for answer in self._answers.values():
+                if answer.is_cancelled and not answer.is_over:
+                    answer.steps.reason = "cancelled"
+            self._let_go()
             self._read()
             self._answer()
+            self._let_go()
         except BaseException:
             for answer in self._answers.values():
-                answer.undo()
+                answer.steps.undo()
             raise  # what happened before the interrupt is told by the next step
-        happened, self._happened = self._happened, []
-        return happened
+        return self._told.take()
 
     def _read(self) -> None:
         """One piece of one prompt, each in its turn."""
@@ -140,41 +141,30 @@ class Scheduler:
         self._read_last = answer.number
         alone = len(waiting) == len(self._answers)
         try:
-            events = answer.read(answer.slot.target.n_batch if alone else self._chunk)
+            answer.read(answer.slot.target.n_batch if alone else self._chunk)
         except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
-            self._report(answer, error)
-        else:
-            self._report(answer, events)
+            answer.fail(error)
 
     def _answer(self) -> None:
         """One verify of all whose prompts are in memory."""
-        answers = sorted(
-            (a for a in self._answers.values() if a.answers), key=lambda answer: answer.slot.id
-        )
+        answers = [a for a in self._answers.values() if a.answers and not a.is_over]
         if len(answers) > 1 and self._shared is not None:
+            answers.sort(key=lambda answer: answer.slot.id)
             busy = {answer.slot.id for answer in answers}
-            others = [slot for slot in self._slots if slot.id not in busy]
-            self._shared.run(answers, others, self._report)
+            self._shared.run(answers, [slot for slot in self._slots if slot.id not in busy])
             return
         for answer in answers:
-            started = perf_counter()
             answer.slot.policy.share(1)
-            answer.mark()
             try:
-                events = answer.took(answer.stepper.step(), started)
+                answer.step()
             except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
-                self._report(answer, error)
-            else:
-                self._report(answer, events)
+                answer.fail(error)
 
-    def _report(self, answer: Answering, outcome: list[Event] | Exception) -> None:
-        """Note what an answer gave; its slot is free after the end."""
-        failed = isinstance(outcome, Exception)
-        events = [outcome] if isinstance(outcome, Exception) else outcome
-        self._happened += [(answer.number, event) for event in events]
-        if failed or any(isinstance(event, Finish) for event in events):
+    def _let_go(self) -> None:
+        """Answers that are over leave their slots."""
+        for answer in [a for a in self._answers.values() if a.is_over]:
+            answer.close()
             del self._answers[answer.number]
-            answer.close(certain=not failed)
 
     def slots(self) -> list[SlotFacts]:
         """Every slot as it is now."""
@@ -192,7 +182,7 @@ class Scheduler:
             return
         self._closed = True
         for answer in self._answers.values():
-            answer.close(certain=False)
+            answer.give_up()
         self._answers.clear()
         for slot in self._slots:
             slot.policy.share(1)  # the engine's own policy goes on alone

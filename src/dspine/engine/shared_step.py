@@ -10,16 +10,12 @@ from time import perf_counter
 
 from dspine.drafters.base import Draft, DraftAsk, Drafter
 from dspine.engine.answering import Answering
-from dspine.engine.events import Event
 from dspine.engine.loop import Planned
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.slots import Slot
 from dspine.engine.target import Rows, Together
 
 log = logging.getLogger("dspine")
-
-Report = Callable[[Answering, list[Event] | Exception], None]
-"""Hears what a step of an answer gave, or why it failed."""
 
 
 @dataclass(slots=True)
@@ -59,14 +55,14 @@ class SharedStep:
         self._can_trim = can_trim
         self._rows_ms = rows_ms
 
-    def run(self, answers: Sequence[Answering], others: Sequence[Slot], report: Report) -> None:
+    def run(self, answers: Sequence[Answering], others: Sequence[Slot]) -> None:
         """A step of all `answers`, slot numbers going up; `others` are slots that do not answer.
 
         What goes wrong in one answer ends that one alone. When a decode of several fails, each
         of them makes its step by itself.
         """
         started = perf_counter()
-        turns = self._proposed([_Turn(answer) for answer in answers], report)
+        turns = self._proposed([_Turn(answer) for answer in answers])
         drafted_ms = (perf_counter() - started) * 1000.0
         self._choose(turns)
 
@@ -76,20 +72,20 @@ class SharedStep:
                 stepper.allowed(turn.proposal), asked=turn.ask is not None, draft_ms=drafted_ms
             )
 
-        turns = _each(turns, prepare, report)
+        turns = _each(turns, prepare)
         drafting = sum(turn.wish is not None for turn in turns) or 1
         for group in self._groups(turns):
-            self._verify(group, others, started, drafting, report)
+            self._verify(group, others, drafting)
 
     # -- drafts ----------------------------------------------------------------------------------
 
-    def _proposed(self, turns: list[_Turn], report: Report) -> list[_Turn]:
+    def _proposed(self, turns: list[_Turn]) -> list[_Turn]:
         """Those that go on, with what their proposers chose."""
         sharing = len(turns)
 
         def begin(turn: _Turn) -> None:
             answer = turn.answer
-            answer.mark()
+            answer.steps.begin()
             answer.slot.policy.share(sharing)
             turn.ask = answer.stepper.ask()
             if turn.ask is not None:
@@ -99,9 +95,9 @@ class SharedStep:
             if turn.ask is not None:
                 turn.proposal = turn.answer.slot.proposer.choose(turn.draft)
 
-        turns = _each(turns, begin, report)
+        turns = _each(turns, begin)
         self._draft([turn for turn in turns if turn.wish is not None])
-        return _each(turns, choose, report)
+        return _each(turns, choose)
 
     def _draft(self, turns: Sequence[_Turn]) -> None:
         if not turns or self._drafter is None:
@@ -142,9 +138,7 @@ class SharedStep:
         self,
         turns: Sequence[_Turn],
         others: Sequence[Slot],
-        started: float,
         drafting: int,
-        report: Report,
     ) -> None:
         """One decode for these, to which `others` may add rows."""
         plans = [turn.planned for turn in turns if turn.planned is not None]
@@ -168,7 +162,7 @@ class SharedStep:
             log.warning(
                 "a decode of %d answers failed, each makes its step alone: %s", len(turns), error
             )
-            self._alone(turns, started, report)
+            self._alone(turns)
             return
         finally:
             self._restore(between, [part.position for part in dummies])
@@ -179,22 +173,16 @@ class SharedStep:
                 result = stepper.absorb(
                     planned, verify_ms, filler=filler, sharing=len(turns), drafting=drafting
                 )
-                events = turn.answer.took(result, started)
+                turn.answer.steps.end(result)
             except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
-                report(turn.answer, error)
-            else:
-                report(turn.answer, events)
+                turn.answer.fail(error)
 
-    def _alone(self, turns: Iterable[_Turn], started: float, report: Report) -> None:
-        for turn in turns:
-            try:
-                turn.answer.undo()
-                turn.answer.mark()
-                events = turn.answer.took(turn.answer.stepper.step(), started)
-            except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
-                report(turn.answer, error)
-            else:
-                report(turn.answer, events)
+    def _alone(self, turns: Iterable[_Turn]) -> None:
+        def alone(turn: _Turn) -> None:
+            turn.answer.steps.undo()
+            turn.answer.step()
+
+        _each(turns, alone)
 
     def _between(self, numbers: Sequence[int], others: Sequence[Slot], width: int) -> list[Slot]:
         """Slots that add rows, so that sequences left and right of them share a pass."""
@@ -248,14 +236,14 @@ def common_drafts(turns: Sequence[_Turn]) -> int | None:
     return max(range(most), key=values.__getitem__)
 
 
-def _each(turns: Iterable[_Turn], action: Callable[[_Turn], None], report: Report) -> list[_Turn]:
+def _each(turns: Iterable[_Turn], action: Callable[[_Turn], None]) -> list[_Turn]:
     """The turns for which `action` went well."""
     left = []
     for turn in turns:
         try:
             action(turn)
         except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
-            report(turn.answer, error)
+            turn.answer.fail(error)
         else:
             left.append(turn)
     return left

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,10 @@ class ProposerStats:
 class Stats:
     """A finished (or running) generation in numbers. Times are milliseconds.
 
-    `wall_ms` is measured on its own from the first step to the last, without the time the
-    caller spent between events; draft, verify and host add up to it within a few per cent.
+    `wall_ms` is measured on its own from the end of the prompt to the end of the last step, without
+    the time the caller spent between events; draft, verify and host add up to it within a few per
+    cent. An answer of a scheduler has what lies between its steps in it as well, such as pieces of
+    other prompts: it is the time that whoever reads the answer waits.
     """
 
     prompt_tokens: int
@@ -109,49 +112,43 @@ class Stats:
         return document
 
 
+class Counted(NamedTuple):
+    """One verify in numbers; milliseconds."""
+
+    proposer: str
+    emitted: int
+    drafted: int
+    accepted: int
+    draft_ms: float
+    verify_ms: float
+    host_ms: float
+    wall_ms: float
+
+
 class StatsRecorder:
     """Collects one generation's counts step by step."""
 
     def __init__(self) -> None:
         self.prompt_tokens = self.cached_tokens = 0
         self.prefill_ms = 0.0
-        self.wall_ms = 0.0
         self.disabled_reason: str | None = None
-        self._counts: dict[str, list[int]] = {}
-        self._draft_ms = self._verify_ms = self._host_ms = 0.0
-        self._drafted_at: list[int] = []
-        self._accepted_at: list[int] = []
-
-    def add(
-        self,
-        proposer: str,
-        emitted: int,
-        drafted: int,
-        accepted: int,
-        draft_ms: float,
-        verify_ms: float,
-        host_ms: float,
-    ) -> None:
-        """Count one verify."""
-        counts = self._counts.setdefault(proposer, [0, 0, 0, 0])
-        counts[0] += 1
-        counts[1] += drafted
-        counts[2] += accepted
-        counts[3] += emitted
-        self._draft_ms += draft_ms
-        self._verify_ms += verify_ms
-        self._host_ms += host_ms
-        while len(self._drafted_at) < drafted:
-            self._drafted_at.append(0)
-            self._accepted_at.append(0)
-        for slot in range(drafted):
-            self._drafted_at[slot] += 1
-        for slot in range(accepted):
-            self._accepted_at[slot] += 1
+        self.steps: list[Counted] = []
+        """Every verify so far."""
 
     def snapshot(self) -> Stats:
         """The numbers so far."""
-        shares = {name: ProposerStats(*counts) for name, counts in self._counts.items()}
+        counts: dict[str, list[int]] = {}
+        drafted, accepted = Counter[int](), Counter[int]()
+        for step in self.steps:
+            share = counts.setdefault(step.proposer, [0, 0, 0, 0])
+            share[0] += 1
+            share[1] += step.drafted
+            share[2] += step.accepted
+            share[3] += step.emitted
+            drafted[step.drafted] += 1
+            accepted[step.accepted] += 1
+        shares = {name: ProposerStats(*numbers) for name, numbers in counts.items()}
+        slots = range(1, max(drafted, default=0) + 1)
         return Stats(
             prompt_tokens=self.prompt_tokens,
             prefill_ms=self.prefill_ms,
@@ -159,13 +156,18 @@ class StatsRecorder:
             steps=sum(share.steps for share in shares.values()),
             drafted=sum(share.drafted for share in shares.values()),
             accepted=sum(share.accepted for share in shares.values()),
-            draft_ms=self._draft_ms,
-            verify_ms=self._verify_ms,
-            host_ms=self._host_ms,
-            wall_ms=self.wall_ms,
+            draft_ms=sum(step.draft_ms for step in self.steps),
+            verify_ms=sum(step.verify_ms for step in self.steps),
+            host_ms=sum(step.host_ms for step in self.steps),
+            wall_ms=sum(step.wall_ms for step in self.steps),
             proposers=shares,
-            drafted_at_slot=tuple(self._drafted_at),
-            accepted_at_slot=tuple(self._accepted_at),
+            drafted_at_slot=tuple(_at_least(drafted, slot) for slot in slots),
+            accepted_at_slot=tuple(_at_least(accepted, slot) for slot in slots),
             disabled_reason=self.disabled_reason,
             cached_tokens=self.cached_tokens,
         )
+
+
+def _at_least(numbers: Counter[int], least: int) -> int:
+    """How many of the counted numbers are `least` or more."""
+    return sum(count for number, count in numbers.items() if number >= least)
