@@ -22,6 +22,7 @@ def _library() -> None:
 
 
 SCALED = {"embedding_scale": 4.0, "logit_scale": 0.5, "logit_softcap": 5.0}
+FORMED = {"sink_layers": (1,), "value_scale": 0.5, "rotary_size": 6}
 
 
 @KINDS
@@ -35,8 +36,9 @@ SCALED = {"embedding_scale": 4.0, "logit_scale": 0.5, "logit_softcap": 5.0}
         {"num_layers": 1, "windows": (None,), "causal": (False,), "head_dim": 32},
         {"draft_vocab_size": 23},
         SCALED,
+        FORMED,
     ],
-    ids=["mixed", "causal", "narrow", "one-tap", "one-layer", "reduced", "scaled"],
+    ids=["mixed", "causal", "narrow", "one-tap", "one-layer", "reduced", "scaled", "formed"],
 )
 def test_a_block_is_what_numpy_says(kind: str, changes: dict[str, Any]) -> None:
     pair = TinyDFlash(tiny_config(kind, **changes), seed=3, tied=len(changes) != 1)

@@ -111,10 +111,16 @@ class NumpyDFlash:
         if c.causal[i]:
             seen &= distance >= 0
         scores = np.where(seen, scores, -np.inf)
+        if i in c.sink_layers:
+            # A score for nothing, whose value is zero.
+            sinks = np.broadcast_to(
+                self.t[name + "attn_sinks.weight"][:, None, None], (c.num_heads, len(x), 1)
+            )
+            scores = np.concatenate((scores, sinks), -1)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        weights = (weights / weights.sum(-1, keepdims=True))[..., : len(both)]
         mixed = np.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)
-        return np.asarray(mixed @ self.t[name + "attn_output.weight"].T)
+        return np.asarray(c.value_scale * mixed @ self.t[name + "attn_output.weight"].T)
 
     def feed(self, i: int, x: Array) -> Array:
         gate = x @ self.t[f"blk.{i}.ffn_gate.weight"].T
@@ -123,12 +129,14 @@ class NumpyDFlash:
 
     def heads(self, x: Array, norm: str, positions: npt.NDArray[np.int64]) -> Array:
         """(rows, heads, head_dim): each head normed, then turned by its position."""
-        c, half = self.c, self.c.head_dim // 2
+        c = self.c
+        half = (c.rotary_size or c.head_dim) // 2
         x = self.norm(x.reshape(len(x), -1, c.head_dim), norm)
         angle = positions[:, None] * c.rope_theta ** (-np.arange(half) / half)
         cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-        first, second = x[..., :half], x[..., half:]
-        return np.concatenate((first * cos - second * sin, second * cos + first * sin), -1)
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        turned = first * cos - second * sin, second * cos + first * sin
+        return np.concatenate((*turned, rest), -1)
 
     def norm(self, x: Array, name: str) -> Array:
         scale = np.sqrt((x * x).mean(-1, keepdims=True) + self.c.rms_norm_eps)

@@ -29,7 +29,7 @@ def rewritten(source: Path, change: Change) -> Path:
     }
     change(metadata, tensors)
     out = source.with_name("changed.gguf")
-    write_gguf(out, metadata, list(tensors.values()))
+    write_gguf(out, metadata, list(tensors.values()), overwrite=True)
     return out
 
 

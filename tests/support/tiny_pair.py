@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dspine.files.drafter_file import OWN_TABLES, read_drafter, write_drafter
 from dspine.files.gguf_writer import TensorToWrite
@@ -83,6 +84,14 @@ def as_others_write_it(path: Path) -> Path:
         foreign(metadata, tensors)
         sections = [config.head_dim // 2, 0, 0, 0]
         metadata["dflash.rope.dimension_sections"] = np.array(sections, np.int32)
+
+    return with_tables(rewritten(path, change), values)
+
+
+def with_tables(path: Path, values: npt.NDArray[np.float32]) -> Path:
+    """With an embedding and a head of its own, both `values` (vocabulary, H)."""
+
+    def change(_: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
         for name in OWN_TABLES:
             ne, kind = values.shape[::-1], type_by_name("f32")
             tensors[name] = TensorToWrite(

@@ -128,9 +128,12 @@ def test_windows_follow_the_layer_types() -> None:
     ("edit", "words"),
     [
         (lambda v: v["dspine_config"].update(beam=2, alpha=1), "does not know: alpha, beam"),
-        (lambda v: v["dflash_config"].update(use_swa=True), "dflash_config.*use_swa"),
+        (
+            lambda v: v["dflash_config"].update(use_swa=True, swa_window_size=0),
+            "use_swa is set and swa_window_size is 0",
+        ),
         (lambda v: v.update(sink=1, new_gate=True), "it has keys .* know: new_gate, sink;"),
-        (lambda v: v.update(partial_rotary_factor=0.25), "partial_rotary_factor is 0.25"),
+        (lambda v: v.update(partial_rotary_factor=0.25), "rotary_size is .*: DSpine scales"),
         (lambda v: v.update(has_lm_head=True), "has_lm_head is True"),
         (lambda v: v["dflash_config"].update(attention_mode="mla"), "'mla', expected 'gqa'"),
         (_drop("rope_theta"), "rope_theta is missing"),

@@ -135,10 +135,60 @@ def test_keys_of_relatives_may_say_nothing() -> None:
     assert from_json("c", quiet) == from_json("c", QWEN3_8B)
 
 
+def test_windows_positions_and_sinks_as_the_drafters_of_mimo_say_them() -> None:
+    """A window on every layer whatever `layer_types` says, a scale of the values, sinks."""
+    values = copy.deepcopy(QWEN3_8B)
+    values["dflash_config"] |= {
+        "use_swa": True,
+        "swa_window_size": 1024,
+        "attention_sink_bias": True,
+        "attention_value_scale": 0.707,
+    }
+    values["partial_rotary_factor"] = 0.5
+    config = from_json("c", values, sink_layers=(0, 1, 2, 3, 4))
+    assert config.windows == (1024,) * 5
+    assert (config.value_scale, config.rotary_size) == (0.707, 64)
+    assert config.sink_layers == (0, 1, 2, 3, 4)
+    again = to_json(config, 36, "bfloat16")
+    assert from_json("c", again, sink_layers=config.sink_layers) == config
+    with pytest.raises(FileError, match="attention_sink_bias is False, but 1 layers"):
+        from_json("c", {**QWEN3_8B, "attention_sink_bias": False}, sink_layers=(2,))
+
+
+@pytest.mark.parametrize("name", ["sinks", "attention_sink_bias.weight"])
+def test_sinks_under_any_name_are_kept_to_the_bit(tmp_path: Path, name: str) -> None:
+    config = replace(SMALL_DFLASH, sink_layers=(1,), rotary_size=6, value_scale=0.5)
+    made = weights(config, "bfloat16")
+    write_checkpoint(tmp_path / "a", config, PAIR, RECORD, made)
+    path = tmp_path / "a/model.safetensors"
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + size].replace(
+        b"layers.1.self_attn.attention_sink_bias", f"layers.1.self_attn.{name}".encode()
+    )
+    header = header.rstrip(b" ")
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
+    convert_checkpoint(tmp_path / "a", tmp_path / "d.gguf", dtype="bf16")
+    assert read_drafter(tmp_path / "d.gguf").config == config
+    convert_checkpoint(tmp_path / "d.gguf", tmp_path / "b")
+    again = read_checkpoint(tmp_path / "b")
+    assert again.config == config
+    for tensor, values in made.items():
+        assert again.tensors[tensor].tobytes() == values.tobytes(), tensor
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda v: v.update(partial_rotary_factor=0.25), "partial_rotary_factor"),
+        (
+            lambda v: v.update(
+                partial_rotary_factor=0.25, rope_scaling={"partial_rotary_factor": 1}
+            ),
+            "partial_rotary_factor is stated twice",
+        ),
+        (lambda v: v.update(partial_rotary_factor=1.5), "partial_rotary_factor is 1.5"),
+        (lambda v: v["rope_parameters"].update(beta_fast=4), "rope_parameters has keys.*beta_fast"),
         (lambda v: v.update(quantization_config={}), "quantization_config"),
         (lambda v: v["dflash_config"].update(markov_rank=256), "markov_rank"),
         (lambda v: v["dflash_config"].update(final_logit_softcapping="x"), "capping is 'x'"),
@@ -147,14 +197,15 @@ def test_keys_of_relatives_may_say_nothing() -> None:
             "projector_type is 'domino', which dspine does not run: SGLang can",
         ),
         (
-            lambda v: v["dflash_config"].update(use_swa=True),
-            "use_swa is True, which dspine does not run: llama.cpp can",
+            lambda v: (v["dflash_config"].update(use_swa=True), v.update(sliding_window=None)),
+            "use_swa is set and swa_window_size is None",
         ),
         (
             lambda v: v["dflash_config"].update(attention_sink_bias=True),
-            "attention_sink_bias is True, which dspine does not run: llama.cpp can",
+            "attention_sink_bias is True, but 0 layers have their tensor",
         ),
-        (lambda v: v.update(hidden_act="gelu"), "hidden_act is 'gelu'.*llama.cpp runs some"),
+        (lambda v: v.update(hidden_act="gelu"), "hidden_act is 'gelu'.*llama.cpp runs gelu"),
+        (lambda v: v.update(has_lm_head=True), "convert_hf_to_gguf.py, which dspine runs"),
         (
             lambda v: v.update(architectures=["Qwen3DSparkModel"]),
             "a DSpark drafter .*which dspine does not run: llama.cpp, vLLM and SGLang can",

@@ -149,6 +149,8 @@ def test_causality_is_kept_for_each_layer(tmp_path: Path) -> None:
 
 
 SCALED: dict[str, Any] = {"embedding_scale": 8.0, "logit_scale": 0.25, "logit_softcap": 30.0}
+FORMED: dict[str, Any] = {"value_scale": 0.5, "rotary_size": 6, "sink_layers": (0, 1)}
+"""What the published drafters of MiMo have."""
 
 
 @BOTH
@@ -179,10 +181,50 @@ def test_a_cap_of_one_is_a_cap(tmp_path: Path, config: DrafterConfig) -> None:
     assert from_json("c", to_json(capped, 8, "float32")) == capped
 
 
-@pytest.mark.parametrize("name", list(SCALED))
-def test_dspine_has_no_scales(name: str) -> None:
-    with pytest.raises(FileError, match=rf"{name} is .*: DSpine scales neither"):
-        replace(SMALL, **{name: SCALED[name]})
+@BOTH
+def test_sinks_scaled_values_and_partial_positions(tmp_path: Path, config: DrafterConfig) -> None:
+    formed = replace(config, **FORMED)
+    path = written(tmp_path / "d.gguf", formed)
+    keys = read_header(path).metadata
+    assert keys["dflash.attention.value_scale"] == 0.5
+    assert keys["dflash.rope.dimension_count"] == 6
+    sinks = read_header(path).tensors["blk.1.attn_sinks.weight"]
+    assert (sinks.type.name, sinks.ne) == ("f32", (4,))
+    assert read_drafter(path).config == formed
+    plain = read_header(written(tmp_path / "p.gguf", config))
+    assert "dflash.rope.dimension_count" not in plain.metadata
+    quantise_drafter(path, tmp_path / "q.gguf", "bf16")
+    assert read_drafter(tmp_path / "q.gguf").config == formed
+
+
+@pytest.mark.parametrize("name", [*SCALED, *FORMED])
+def test_dspine_has_none_of_these(name: str) -> None:
+    with pytest.raises(FileError, match=rf"{name} is .*: DSpine scales nothing"):
+        replace(SMALL, **{name: (SCALED | FORMED)[name]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rotary_size": 7}, "rotary_size 7 must be even and below head_dim 16"),
+        ({"rotary_size": 16}, "rotary_size 16 must be even"),
+        ({"sink_layers": (0, 2)}, "sink_layers .* must be layers from 0 to 1"),
+        ({"sink_layers": (1, 0)}, "in order"),
+    ],
+)
+def test_forms_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileError, match=message):
+        replace(SMALL_DFLASH, **changes)
+
+
+def test_a_huge_layer_count_is_refused_before_lists_are_made(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, TensorToWrite]) -> None:
+        metadata["dflash.block_count"] = np.uint64(1 << 62)
+
+    path = rewritten(written(tmp_path / "d.gguf", SMALL_DFLASH), change)
+    with pytest.raises(FileError, match="block_count is 4611686018427387904, expected at most 25"):
+        read_drafter(path)
+    assert "block_count" in str(inspect_path(path)["note"])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +242,7 @@ def test_dspine_has_no_scales(name: str) -> None:
         (lambda k, t: k.update({"dspine.new": True}), "does not know"),
         (lambda k, t: k.update({"dflash.rope.scaling.type": "yarn"}), "does not scale positions"),
         (
-            lambda k, t: k.update({"dflash.rope.dimension_count": np.uint32(8)}),
+            lambda k, t: k.update({"dflash.rope.dimension_count": np.uint32(18)}),
             "16, the whole head",
         ),
         (
@@ -219,8 +261,8 @@ def test_dspine_has_no_scales(name: str) -> None:
             "Domino.*SGLang can",
         ),
         (
-            lambda k, t: t.update(x=zeros("blk.0.attn_sinks.weight", "f32", (4,))),
-            "attention sinks.*llama.cpp can",
+            lambda k, t: t.update(x=zeros("blk.0.attn_sinks.weight", "f32", (5,))),
+            r"attn_sinks.weight has shape \(5,\), expected \(4,\)",
         ),
         (lambda k, t: t.update(x=zeros("fc.scale", "f32", (1,))), "a separate scale"),
         (
@@ -228,8 +270,8 @@ def test_dspine_has_no_scales(name: str) -> None:
             "DeepSeek-V4 form of DSpark",
         ),
         (
-            lambda k, t: k.update({"dflash.attention.value_scale": np.float32(0.5)}),
-            "a scale of the attention's values, which dspine does not run: llama.cpp can",
+            lambda k, t: k.update({"dflash.attention.scale": np.float32(0.5)}),
+            "an attention scale of its own, which dspine does not run: llama.cpp can",
         ),
         (lambda k, t: k.update({"dflash.logit_scale": np.float32(-1)}), "logit_scale -1.0 must"),
         (lambda k, t: k.update({"dflash.embedding_scale": np.uint32(2)}), "a number with a"),

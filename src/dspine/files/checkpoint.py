@@ -9,6 +9,7 @@ transfer.safetensors, config under `config`) is read too.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from dspine.errors import FileError
 from dspine.files import checkpoint_config
 from dspine.files.atomic import atomic_write, reason, refuse_existing
+from dspine.files.checkpoint_layers import FULL, SLIDING
 from dspine.files.drafter_file import check_draft_vocab, check_names, check_shape
 from dspine.files.dtypes import Array, encode
 from dspine.files.gguf_writer import Progress
@@ -35,6 +37,7 @@ from dspine.files.safetensors_file import (
     write_safetensors,
 )
 from dspine.files.schema import (
+    SINK_TENSORS,
     DrafterConfig,
     DSpineConfig,
     Pair,
@@ -54,6 +57,10 @@ TRANSFER_FILE = "transfer.safetensors"
 READY = "transfer_ready"
 MASK_FILE = "mask_embedding.pt"
 """A trained embedding of the mask token, which some DFlash drafters have beside their weights."""
+_SINKS = re.compile(
+    r"layers\.(\d{1,4})\.self_attn\.(?:attention_sink_bias|sinks)(?:\.weight)?", re.ASCII
+)
+"""Names under which engines look for a layer's attention sinks."""
 _TORCH_DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPES: Mapping[str, str] = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 _MAX_JSON = 64 << 20
@@ -164,7 +171,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     side = _read_json(folder / SIDE_FILE) if (folder / SIDE_FILE).exists() else None
     pair, record, vocab = _side(folder / SIDE_FILE, side)
     size = None if vocab is None else len(vocab)
-    config = checkpoint_config.from_json(str(folder / CONFIG_FILE), values, size)
+    sinks = _name_sinks(folder, tensors)
+    config = checkpoint_config.from_json(str(folder / CONFIG_FILE), values, size, sinks)
     if isinstance(config, DSpineConfig):
         _check_ready(folder, tensors.pop(READY, None))
     if (folder / MASK_FILE).exists():
@@ -227,6 +235,19 @@ def _read_tensors(folder: Path) -> dict[str, SafeTensor]:
     return tensors
 
 
+def _name_sinks(folder: Path, tensors: dict[str, SafeTensor]) -> tuple[int, ...]:
+    """Give attention sinks the name that tensor_specs has; the layers that have them."""
+    layers: list[int] = []
+    for name in list(tensors):
+        if (found := _SINKS.fullmatch(name)) is not None:
+            layers.append(int(found[1]))
+            ours = f"layers.{layers[-1]}.{SINK_TENSORS.torch_name}"
+            if ours != name and ours in tensors:
+                raise FileError(f"{folder} has attention sinks twice: {ours} and {name}")
+            tensors[ours] = tensors.pop(name)
+    return tuple(sorted(layers))
+
+
 def _check_ready(folder: Path, ready: SafeTensor | None) -> None:
     if ready is None or ready.dtype != "BOOL" or ready.data.size != 1:
         raise FileError(f"{folder} has no flag {READY}: it is no complete DSpine checkpoint")
@@ -259,11 +280,11 @@ def _reference_config(
     if not taps:
         raise FileError(f"{CONFIG_FILE} must name dflash_config.target_layer_ids")
     layers = checkpoint_config.layer_count(inner)
-    built_in: dict[str, Any] = {"layer_types": [checkpoint_config.FULL] * layers}
+    built_in: dict[str, Any] = {"layer_types": [FULL] * layers}
     if "block_size" not in dflash:
         built_in["block_size"] = 16
     if inner.get("sliding_window") and inner.get("use_sliding_window") is True:
-        built_in["layer_types"] = [checkpoint_config.SLIDING] * layers
+        built_in["layer_types"] = [SLIDING] * layers
     own = {k: v for k, v in inner.items() if k != "target_layer_ids" and v is not None}
     return {
         **built_in,

@@ -18,6 +18,7 @@ from dspine.files.gguf_writer import WritableValue
 from dspine.files.mapped import printable
 from dspine.files.schema import (
     DFLASH_ARCHITECTURE,
+    SINK_TENSORS,
     DFlash2Config,
     DFlashConfig,
     DrafterConfig,
@@ -59,6 +60,7 @@ _SCALES: Mapping[str, str] = {
     "embedding_scale": "embedding_scale",
     "logit_scale": "logit_scale",
     "logit_softcap": "final_logit_softcapping",
+    "value_scale": "attention.value_scale",
 }
 """Numbers that may be missing: field of DrafterConfig -> key. 0 is as if it were missing."""
 _REQUIRED_FOR: Mapping[str, str] = {
@@ -68,7 +70,6 @@ _REQUIRED_FOR: Mapping[str, str] = {
 }
 _OTHER_KEYS: Mapping[str, tuple[str, str]] = {
     "hyper_connection.count": ("the DeepSeek-V4 form of DSpark", "llama.cpp"),
-    "attention.value_scale": ("a scale of the attention's values", "llama.cpp"),
     "attention.scale": ("an attention scale of its own", "llama.cpp"),
 }
 _OTHER_TENSORS: Mapping[str, tuple[str, str]] = {
@@ -76,7 +77,6 @@ _OTHER_TENSORS: Mapping[str, tuple[str, str]] = {
     "conf_proj": ("the confidence head of DSpark", "llama.cpp, vLLM and SGLang"),
     "prefix_gru": ("the recurrent head of Domino", "SGLang"),
     "embed_proj": ("the recurrent head of Domino", "SGLang"),
-    "attn_sinks": ("attention sinks", "llama.cpp"),
     "post_attention_norm": ("a norm after attention", "llama.cpp"),
     "post_ffw_norm": ("a norm after the feed-forward part", "llama.cpp"),
     "layer_output_scale": ("scaled layer outputs", "llama.cpp"),
@@ -114,6 +114,8 @@ def to_metadata(
         "attention.causal": all(config.causal),
     }
     values |= {_SCALES[field]: float32(field, value) for field, value in config.scales.items()}
+    if config.rotary_size is not None:
+        values["rope.dimension_count"] = uint32("rotary_size", config.rotary_size)
     windows = {w for w in config.windows if w is not None}
     if len(windows) > 1:
         raise FileError(
@@ -165,6 +167,9 @@ def from_metadata(
     refuse_others(path, header)
     keys = Keys(path, header.metadata, _PREFIX, _REQUIRED_FOR)
     counts = {field: keys.count(key) for field, key in _COUNTS.items()}
+    # Before lists of that length are made.
+    if (layers := counts["num_layers"]) > len(header.tensors):
+        raise keys.wrong("block_count", f"at most {len(header.tensors)}, as tensors", layers)
     vocab_size = _vocab_size(path, header, keys)
     taps = keys.counts("target_layers")
     if not taps or 0 in taps:
@@ -173,7 +178,7 @@ def from_metadata(
     theta = keys.number("rope.freq_base") if "rope.freq_base" in keys else 10000.0
     stated = {f: keys.number(k) for f, k in _SCALES.items() if k in keys}
     scales: dict[str, Any] = {field: value for field, value in stated.items() if value}
-    _check_positions(keys, counts["head_dim"])
+    rotary_size = _rotary_size(keys, counts["head_dim"])
     windows = _windows(keys, counts["num_layers"])
     is_second = "selector_hidden.weight" in header.tensors
     extra = {f: keys.count(k) for f, k in _DFLASH2_COUNTS.items()} if is_second else {}
@@ -198,6 +203,8 @@ def from_metadata(
             rope_theta=theta,
             rms_norm_eps=eps,
             draft_vocab_size=draft_vocab_size,
+            rotary_size=rotary_size,
+            sink_layers=_sink_layers(header, counts["num_layers"]),
         )
         checked_curve(config, record)
     except FileError as error:
@@ -235,12 +242,10 @@ def refuse_others(path: Path, header: GgufHeader) -> None:
 
 def _is_usual(header: GgufHeader, key: str, value: object) -> bool:
     """Whether a key says what holds without it."""
-    if not isinstance(value, float):
+    head_dim = header.metadata.get(_PREFIX + "attention.key_length")
+    if key != "attention.scale" or not isinstance(value, float) or not isinstance(head_dim, int):
         return False
-    if key == "attention.scale":
-        head_dim = header.metadata.get(_PREFIX + "attention.key_length")
-        return isinstance(head_dim, int) and head_dim > 0 and abs(value - head_dim**-0.5) < 1e-6
-    return value == 1.0
+    return head_dim > 0 and abs(value - head_dim**-0.5) < 1e-6
 
 
 def _vocab_size(path: Path, header: GgufHeader, keys: Keys) -> int:
@@ -257,28 +262,35 @@ def _vocab_size(path: Path, header: GgufHeader, keys: Keys) -> int:
     return keys.count("vocab_size")
 
 
-def _check_positions(keys: Keys, head_dim: int) -> None:
-    """Only plain rotary positions on the whole head; the 4-part form of M-RoPE with everything in
-    its first part is the same for text."""
+def _rotary_size(keys: Keys, head_dim: int) -> int | None:
+    """How many numbers of a head turn, None for all. Positions must be plain; the 4-part form of
+    M-RoPE with everything in its first part is the same for text."""
     if (length := keys.count("attention.value_length")) != head_dim:
         raise keys.wrong("attention.value_length", f"{head_dim}", length)
-    if "rope.dimension_count" in keys and (n := keys.count("rope.dimension_count")) != head_dim:
-        raise keys.wrong("rope.dimension_count", f"{head_dim}, the whole head", n)
+    size = keys.count("rope.dimension_count") if "rope.dimension_count" in keys else head_dim
+    if size > head_dim:
+        raise keys.wrong("rope.dimension_count", f"at most {head_dim}, the whole head", size)
     if "rope.dimension_sections" in keys:
         sections = keys.counts("rope.dimension_sections")
-        if sections[:1] != (head_dim // 2,) or any(sections[1:]):
+        if sections[:1] not in ((head_dim // 2,), (size // 2,)) or any(sections[1:]):
             raise keys.wrong(
                 "rope.dimension_sections", f"[{head_dim // 2}, 0, 0, 0]", list(sections)
             )
     if "rope.scaling.type" in keys and (kind := keys.text("rope.scaling.type")) != "none":
         raise keys.wrong("rope.scaling.type", "none: dspine does not scale positions", kind)
-    for key in ("attention.value_scale", "attention.scale"):
-        if key in keys:
-            keys.number(key)  # refuse_others has seen that it changes nothing
+    if "attention.scale" in keys:
+        keys.number("attention.scale")  # refuse_others has seen that it changes nothing
     for key in ("hyper_connection.count", "hidden_activation"):
         keys.ignore(key)
     for key in ("sample_from_anchor", "has_confidence_head"):
         keys.ignore(key)
+    return None if size == head_dim else size
+
+
+def _sink_layers(header: GgufHeader, num_layers: int) -> tuple[int, ...]:
+    """Layers whose attention sinks the file brings."""
+    name = f"blk.{{}}.{SINK_TENSORS.gguf_name}".format
+    return tuple(i for i in range(num_layers) if name(i) in header.tensors)
 
 
 def _windows(keys: Keys, num_layers: int) -> tuple[int | None, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,7 @@ def from_metadata(
     if header.architecture == DFLASH_ARCHITECTURE:
         return dflash_keys.from_metadata(path, header, draft_vocab_size)
     keys = Keys(path, header.metadata, _PREFIX, _REQUIRED_FOR)
-    counts = {field: keys.count(key) for field, key in _COUNTS.items()}
+    counts: dict[str, Any] = {field: keys.count(key) for field, key in _COUNTS.items()}
     if (value_length := keys.count("attention.value_length")) != counts["head_dim"]:
         raise keys.wrong("attention.value_length", f"{counts['head_dim']}", value_length)
     taps = keys.counts("target_layers")

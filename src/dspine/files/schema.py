@@ -21,9 +21,13 @@ SCALES: Mapping[str, float | None] = {
     "embedding_scale": 1.0,
     "logit_scale": 1.0,
     "logit_softcap": None,
+    "value_scale": 1.0,
 }
 """Fields of a configuration that some drafters of targets with such scales have, and the value that
 changes nothing."""
+VARIATIONS: Mapping[str, object] = {**SCALES, "rotary_size": None, "sink_layers": ()}
+"""All fields in which drafters of DFlash and DFlash2 vary beyond their sizes, and the usual value.
+DSpine has none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,10 @@ class DrafterConfig:
     or None for full attention. `causal` has one entry per layer (attention inside the block).
     `draft_vocab_size` is None for the target's full vocabulary, else the size of the reduced head.
     `embedding_scale` multiplies the block's embeddings; a logit x becomes `logit_scale` x, and
-    with a `logit_softcap` c then c tanh(x / c). DSpine has none of the three.
+    with a `logit_softcap` c then c tanh(x / c). `value_scale` multiplies what attention reads.
+    `rotary_size` is how many numbers of a head turn with the position, the first ones; None is all.
+    `sink_layers` are those whose heads have an attention sink each: exp(sink) is added to the sum
+    that a softmax divides by.
     """
 
     kind: ClassVar[str] = ""
@@ -61,6 +68,9 @@ class DrafterConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    value_scale: float = 1.0
+    rotary_size: int | None = None
+    sink_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -83,6 +93,18 @@ class DrafterConfig:
             )
         if self.head_dim % 2:
             raise FileError(f"head_dim {self.head_dim} is odd: rotary positions need pairs")
+        if self.rotary_size is not None:
+            _require_count("rotary_size", self.rotary_size, 2)
+            if self.rotary_size % 2 or self.rotary_size >= self.head_dim:
+                raise FileError(
+                    f"rotary_size {self.rotary_size} must be even and below head_dim "
+                    f"{self.head_dim}: it says which part of a head turns with the position"
+                )
+        if list(self.sink_layers) != sorted(set(self.sink_layers) & set(range(self.num_layers))):
+            raise FileError(
+                f"sink_layers {list(self.sink_layers)} must be layers from 0 to "
+                f"{self.num_layers - 1} in order"
+            )
         for name in ("windows", "causal"):
             if len(getattr(self, name)) != self.num_layers:
                 raise FileError(
@@ -117,6 +139,12 @@ class DrafterConfig:
         stated = {name: getattr(self, name) for name in SCALES}
         return {name: value for name, value in stated.items() if value != SCALES[name]}
 
+    @property
+    def variations(self) -> dict[str, object]:
+        """Those of VARIATIONS that are not the usual."""
+        stated = {name: getattr(self, name) for name in VARIATIONS}
+        return {name: value for name, value in stated.items() if value != VARIATIONS[name]}
+
     def first_visible(self, anchor_position: int) -> int:
         """First context position that any slot of a block anchored there can see."""
         window = self.context_window
@@ -148,8 +176,11 @@ class DSpineConfig(DrafterConfig):
                 f"vocab_size - 1"
             )
         self._require_candidates("top_k", self.top_k)
-        for name, value in self.scales.items():
-            raise FileError(f"{name} is {value}: DSpine scales neither embeddings nor logits")
+        for name, value in self.variations.items():
+            raise FileError(
+                f"{name} is {value}: DSpine scales nothing, has no attention sinks and turns whole "
+                f"heads"
+            )
         if not all(self.causal):
             raise FileError(
                 "causal is false for a layer: DSpine needs causal attention inside the block"
@@ -261,6 +292,10 @@ class TensorSpec:
         return len(self.shape) == 2
 
 
+SINK_TENSORS = TensorSpec("self_attn.attention_sink_bias", "attn_sinks.weight", ())
+"""Names of a layer's attention sinks without the layer; one number for each query head."""
+
+
 def tensor_specs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
     """Every tensor of a drafter, in file order: the backbone's, then what its kind adds.
 
@@ -303,6 +338,9 @@ def _backbone_specs(c: DrafterConfig) -> list[TensorSpec]:
                 t + "mlp.down_proj.weight", g + "ffn_down.weight", (hidden, c.intermediate_size)
             ),
         ]
+        if i in c.sink_layers:
+            sinks = SINK_TENSORS
+            specs.append(TensorSpec(t + sinks.torch_name, g + sinks.gguf_name, (c.num_heads,)))
     return specs
 
 

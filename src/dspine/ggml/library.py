@@ -95,6 +95,7 @@ _DECLARED: dict[str, tuple[Any, list[Any]]] = {
     "ggml_concat": (_VOID, [_VOID, _VOID, _VOID, _INT]),
     "ggml_soft_max_ext": (_VOID, [_VOID, _VOID, _VOID, _FLOAT, _FLOAT]),
     "ggml_flash_attn_ext": (_VOID, [_VOID] * 5 + [_FLOAT] * 3),
+    "ggml_flash_attn_ext_add_sinks": (None, [_VOID, _VOID]),
     "ggml_rope_ext": (_VOID, _ROPE),
     "ggml_permute": (_VOID, [_VOID, _VOID, _INT, _INT, _INT, _INT]),
     "ggml_reshape_4d": (_VOID, [_VOID, _VOID] + [_INT64] * 4),

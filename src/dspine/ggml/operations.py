@@ -125,9 +125,11 @@ class Operations(ABC):
             raise UsageError(f"rms_norm: eps {eps} must be a finite number of at least 0")
         return self._node("ggml_rms_norm", a, eps)
 
-    def rope_neox(self, a: Tensor, positions: Tensor, base: float) -> Tensor:
-        """Half-split rotary over all of dimension 0. a is (head_dim, heads, tokens, ...),
-        positions an i32 vector with one entry per token.
+    def rope_neox(
+        self, a: Tensor, positions: Tensor, base: float, size: int | None = None
+    ) -> Tensor:
+        """Half-split rotary over the first `size` elements of dimension 0, or all of them. a is
+        (head_dim, heads, tokens, ...), positions an i32 vector with one entry per token.
         """
         _require(
             positions.type.name == "i32"
@@ -144,7 +146,8 @@ class Operations(ABC):
             "rows of even length",
             a,
         )
-        n_dims, original_context, no_factors = a.ne[0], 0, None
+        n_dims, original_context, no_factors = size or a.ne[0], 0, None
+        _require(n_dims % 2 == 0 and 0 < n_dims <= a.ne[0], "rope", "an even part of a row", a)
         plain = (1.0, 0.0, 1.0, 0.0, 0.0)  # no scaling of frequencies or magnitudes
         return self._node(
             "ggml_rope_ext",
@@ -170,10 +173,17 @@ class Operations(ABC):
         return self._node("ggml_soft_max_ext", a, mask, scale, 0.0)
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """softmax(scale * q k + mask) v in one operation. q (d, rows, heads, p), k (d, keys, kv
         heads, p), v (e, keys, kv heads, p), mask f16 (keys, rows): (e, heads, rows, p) in f32.
+        `sinks` (heads,) in f32 are one more score each for a head, with a value of zero.
         """
         _require(
             q.type.name == "f32" and q.has_contiguous_rows and q.ne[0] == k.ne[0],
@@ -208,7 +218,19 @@ class Operations(ABC):
                 mask,
             )
         no_bias, no_cap = 0.0, 0.0
-        return self._node("ggml_flash_attn_ext", q, k, v, mask, scale, no_bias, no_cap)
+        if sinks is None:
+            return self._node("ggml_flash_attn_ext", q, k, v, mask, scale, no_bias, no_cap)
+        _require(
+            sinks.type.name == "f32" and sinks.is_contiguous and sinks.ne == (q.ne[2], 1, 1, 1),
+            "attention",
+            "one f32 sink for each head",
+            q,
+            sinks,
+        )
+        sinks.check_open()
+        result = self._node("ggml_flash_attn_ext", q, k, v, mask, scale, no_bias, no_cap)
+        functions().ggml_flash_attn_ext_add_sinks(result.pointer, sinks.pointer)
+        return result
 
     # -- rows ----------------------------------------------------------------------------------
 

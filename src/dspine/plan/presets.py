@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from typing import Any
 
 from dspine.errors import UsageError
 from dspine.files.schema import DFlash2Config, DrafterConfig, DSpineConfig
@@ -108,7 +109,7 @@ TARGETS: Mapping[str, Sizes] = {
     )
 }
 
-_BACKBONE_27B = {
+_BACKBONE_27B: dict[str, Any] = {
     "hidden_size": 5120,
     "intermediate_size": 17408,
     "num_layers": 5,

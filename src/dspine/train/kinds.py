@@ -50,7 +50,7 @@ class Draft:
 
 def build(config: DrafterConfig) -> DrafterModule:
     """An untrained module of the configuration's kind."""
-    for name, value in config.scales.items():
+    for name, value in config.variations.items():
         raise TrainingError(
             f"the drafter has {name} {value}, which training does not compute: run it as it is, or "
             f"train a new one for this target"

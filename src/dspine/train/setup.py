@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from dspine.errors import TrainingError
-from dspine.files.schema import SCALES, DrafterConfig
+from dspine.files.schema import VARIATIONS, DrafterConfig
 from dspine.train.batches import ShardPool
 from dspine.train.options import FitOptions
 from dspine.train.shards import Shard, list_shards, read_info
@@ -72,8 +72,8 @@ def choose_vocabulary(options: FitOptions, target: Target, pool: ShardPool) -> l
 def as_plain(config: DrafterConfig) -> dict[str, object]:
     """The fields of a configuration with lists for tuples, to store and to compare.
 
-    Scales are left out where they change nothing, as in runs from before there were any.
+    Variations are left out where there are none, as in runs from before there were any.
     """
     plain = {field.name: getattr(config, field.name) for field in fields(config)}
-    plain = {k: v for k, v in plain.items() if k not in SCALES or k in config.scales}
+    plain = {k: v for k, v in plain.items() if k not in VARIATIONS or k in config.variations}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}

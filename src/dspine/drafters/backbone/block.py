@@ -210,7 +210,8 @@ class BlockGraph(ABC):
         layer, queries = self._weights.layers[index], width - skip
         qkv = layer.qkv.product(g, x)
         qk = g.view(qkv, (d, heads + kv_heads, rows), (d * 4, qkv.nb[1]))
-        qk = g.rope_neox(g.rms_norm(qk, c.rms_norm_eps) * layer.qk_norm, positions, c.rope_theta)
+        qk = g.rms_norm(qk, c.rms_norm_eps) * layer.qk_norm
+        qk = g.rope_neox(qk, positions, c.rope_theta, c.rotary_size)
         mixed: Tensor | None = None
         for number, cache in enumerate(self._caches):
             cached_k, cached_v = cache.keys[index], cache.values[index]
@@ -227,11 +228,13 @@ class BlockGraph(ABC):
                 g.rows(cached_v, 0, self._key_rows),
                 g.rows(self._mask_inputs[self._kinds[index], number], skip, queries),
                 d**-0.5,
+                layer.sinks,
             )
             own = g.reshape(own, heads * d, queries)
             mixed = own if mixed is None else g.concat(mixed, own, 1)
         assert mixed is not None  # a graph has at least one sequence
-        return layer.attn_output @ mixed
+        out = layer.attn_output @ mixed
+        return out if c.value_scale == 1.0 else out * c.value_scale
 
     def _feed_forward(self, g: Graph, index: int, h: Tensor) -> Tensor:
         layer = self._weights.layers[index]

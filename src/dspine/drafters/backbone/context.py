@@ -190,7 +190,7 @@ class ContextGraph:
             kv = layer.qkv.product(g, fused, first=1)
             k = g.view(kv, (d, heads, size), (d * 4, kv.nb[1]))
             k = g.rms_norm(k, eps) * g.rows(layer.qk_norm, c.num_heads, heads)
-            k = g.rope_neox(k, positions, c.rope_theta)
+            k = g.rope_neox(k, positions, c.rope_theta, c.rotary_size)
             v = g.view(kv, (d, heads, size), (d * 4, kv.nb[1]), heads * d * 4)
             g.expand(g.set_rows(cached_k, g.permute(k, 0, 2, 1, 3), rows))
             g.expand(g.set_rows(cached_v, g.permute(v, 0, 2, 1, 3), rows))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dspine.errors import FileError
 from dspine.files.dtypes import decode_rows
-from dspine.files.schema import DrafterConfig, tensor_specs
+from dspine.files.schema import SINK_TENSORS, DrafterConfig, tensor_specs
 from dspine.ggml import Backend, Graph, HostTensor, Tensor, WeightStore
 
 _READ_ROWS = 4096
@@ -53,6 +53,8 @@ class LayerWeights:
     qk_norm: Tensor
     """(head_dim, heads + kv heads): each head's norm weight."""
     attn_output: Tensor
+    sinks: Tensor | None
+    """(heads,): one more score for each head, where the layer has them."""
     ffn_norm: Tensor
     gate_up: Stack
     """H -> F, F."""
@@ -120,7 +122,7 @@ class WeightBuilder:
         reduced_head = reduced_head and vocab is not None
         rows = c.draft_vocab_size if reduced_head else None
         _check_table("output head", c, head, rows or c.vocab_size)
-        layers = tuple(self._layer(f"blk.{i}.") for i in range(c.num_layers))
+        layers = tuple(self._layer(i) for i in range(c.num_layers))
         embedding_tensor = self.target("embedding", embedding)
         if vocab is None:
             head_tensor = scoring = self.target("head", head)
@@ -144,8 +146,8 @@ class WeightBuilder:
             scoring_by_id=by_id,
         )
 
-    def _layer(self, name: str) -> LayerWeights:
-        c = self._config
+    def _layer(self, index: int) -> LayerWeights:
+        c, name = self._config, f"blk.{index}."
         q_norm = np.tile(self.vector(name + "attn_q_norm.weight"), (c.num_heads, 1))
         k_norm = np.tile(self.vector(name + "attn_k_norm.weight"), (c.num_kv_heads, 1))
         return LayerWeights(
@@ -155,6 +157,7 @@ class WeightBuilder:
                 name + "qk_norm", HostTensor.from_numpy(np.concatenate((q_norm, k_norm)))
             ),
             attn_output=self.matrix(name + "attn_output.weight"),
+            sinks=self.norm(name + SINK_TENSORS.gguf_name) if index in c.sink_layers else None,
             ffn_norm=self.norm(name + "ffn_norm.weight"),
             gate_up=self.stack(
                 name + "gate_up", [f"{name}ffn_{part}.weight" for part in ("gate", "up")]
