@@ -36,6 +36,8 @@ NETWORK = (1, 2, 3, 5, 7)
 LOOKUPS = (1, 2, 3, 5, 8, 15)
 FIRST = 3
 """Answers of a fresh engine that are looked at apart."""
+CONTINUED = "dspine adaptive, continued by lookups"
+APART = "adaptive, lookups, not continued"
 CUTS = (0.2, 0.3, 0.4, 0.5)
 """Chances to be reached under which a lookup is cut."""
 
@@ -46,6 +48,8 @@ class Trace:
 
     recording: Recording
     free: list[list[Proposal]]
+    chains: list[list[Proposal]]
+    """For each of them the network's chain cut to 0, 1, 2, ... drafts, which lookups continue."""
 
 
 class Cut(FixedWidth):
@@ -102,8 +106,7 @@ def replay(traces: Sequence[Trace], costs: CostTable, policy: WidthPolicy, bill:
             if asked:
                 ms += true.draft(asked + 1, waiting, warm=True)
                 waiting = 0
-                chain = recording.chains[done][:asked]
-                drafted = Proposal(tuple(chain), tuple(recording.scores[done][:asked]), "dspine")
+                drafted = trace.chains[done][asked].first(room)
             chosen = policy.choose(drafted).tokens
             bill.policy_ms += (thread_time() - started) * 1000.0
             confirmed = tuple(answer[done : done + right(chosen, answer[done:]) + 1])
@@ -173,12 +176,32 @@ def look_up(recording: Recording, table: NgramTable | None) -> Trace:
     """The lookups' proposals at every position."""
     lookup = NgramProposer(FixedWidth({"ngram": MOST}), table=table)
     lookup.begin(recording.prompt)
-    free = []
+    free, chains = [], []
     for index, token in enumerate(recording.answer):
         position = len(recording.prompt) - 1 + index
         free.append(lookup.look_up(Ask(0, position, MOST)))
+        chain = network_chain(recording, index)
+        cuts = range(len(chain.tokens) + 1)
+        chains.append([lookup.continued(chain.first(count), MOST) for count in cuts])
         lookup.confirm(Confirmed(position, 0, (token,)))
-    return Trace(recording, free)
+    return Trace(recording, free, chains)
+
+
+def network_chain(recording: Recording, index: int) -> Proposal:
+    """What the drafter says at a position of the answer."""
+    return Proposal(tuple(recording.chains[index]), tuple(recording.scores[index]), "dspine")
+
+
+def without_lookups(trace: Trace) -> Trace:
+    """The network alone."""
+    chains = [network_chain(trace.recording, index) for index in range(len(trace.free))]
+    cuts = [[chain.first(count) for count in range(len(chain.tokens) + 1)] for chain in chains]
+    return Trace(trace.recording, [[]] * len(trace.free), cuts)
+
+
+def uncontinued(trace: Trace) -> list[list[Proposal]]:
+    """What the lookups propose, table and repeats each for itself."""
+    return [[found.first(found.own) for found in row] for row in trace.free]
 
 
 def first_answers(
@@ -225,13 +248,18 @@ def compare(
     policies |= {f"dspine {n}": FixedWidth({"dspine": n}) for n in NETWORK if n < block}
     policies |= {f"lookup {n}": FixedWidth({"ngram": n}) for n in LOOKUPS}
     policies |= {f"lookup cut at {least}": Cut(least) for least in CUTS}
-    policies |= {"dspine adaptive": adaptive()}
-    policies |= {"adaptive, lookups": adaptive(1), "adaptive": adaptive()}
-    bare = [Trace(trace.recording, [[]] * len(trace.free)) for trace in traces]
+    policies |= {"dspine adaptive": adaptive(), CONTINUED: adaptive()}
+    policies |= {APART: adaptive(1), "adaptive, lookups": adaptive(1), "adaptive": adaptive()}
+    bare = [without_lookups(trace) for trace in traces]
+    special = {
+        CONTINUED: [Trace(one.recording, [[]] * len(one.free), one.chains) for one in traces],
+        APART: [Trace(one.recording, uncontinued(one), one.chains) for one in traces],
+    }
     bills: dict[str, Bill] = {}
     for name, policy in policies.items():
         bill = bills[name] = Bill()
-        replay(bare if name.startswith("dspine") else traces, costs, policy, bill)
+        usual = bare if name.startswith("dspine") else traces
+        replay(special.get(name, usual), costs, policy, bill)
     widths = [name for name in bills if "adaptive" not in name]
     fixed = min(widths, key=lambda name: bills[name].ms["all"])
     widths = [name for name in widths if name == "plain" or name.startswith("dspine")]
@@ -248,6 +276,7 @@ def compare(
         "first_answers": first_answers(traces, costs, adaptive, block),
         "speed": {name: bill.against(bills["plain"]) for name, bill in bills.items()},
         "best_fixed": fixed,
+        "adaptive_to_lookups": round(bills["adaptive, lookups"].ms["all"] / auto.ms["all"], 4),
         "adaptive_to_best_fixed": round(bills[fixed].ms["all"] / auto.ms["all"], 4),
         "adaptive_to_hindsight": round(bills["in hindsight"].ms["all"] / auto.ms["all"], 4),
         "adaptive_to_all_knowing": round(bills["all-knowing"].ms["all"] / auto.ms["all"], 4),

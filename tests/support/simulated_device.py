@@ -121,6 +121,12 @@ def best_fixed(device: Device, rate: float) -> tuple[int, float]:
     return best
 
 
+def expected_speedup(device: Device, step: SimulatedStep, rate: float) -> float:
+    """What a step gives on average against plain ones, every slot right with that chance."""
+    tokens = sum(rate**slot for slot in range(step.drafts + 1))
+    return tokens * device.plain_ms / step.ms
+
+
 def worst_window(device: Device, steps: Sequence[SimulatedStep], tokens: int = 200) -> float:
     """Largest time of `tokens` consecutive tokens (in whole steps), as a share of plain time."""
     worst = 0.0

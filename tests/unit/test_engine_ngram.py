@@ -66,6 +66,36 @@ def test_find_equals_a_full_search(tokens: list[int], least: int) -> None:
     assert index.find() == longest_match(tokens, least)
 
 
+@given(
+    st.lists(st.integers(0, 2), max_size=MAX_CANDIDATES + 2),
+    st.lists(st.integers(0, 2), max_size=5),
+    st.integers(1, 4),
+)
+def test_find_after_a_tail_equals_a_full_search_of_the_text(
+    tokens: list[int], tail: list[int], least: int
+) -> None:
+    index = NgramIndex(least)
+    index.extend(tokens)
+    found = index.find(tail)
+    best: Match | None = None
+    whole = [*tokens, *tail]
+    # The place ahead of which the match stands lies in the text, the tail is not searched.
+    for start in range(len(tokens) - 1, 0, -1):
+        length = 0
+        while length < start and tokens[start - 1 - length] == whole[-1 - length]:
+            length += 1
+        if length >= least and (best is None or length > best.length):
+            best = Match(start, length)
+    assert found == best
+    assert index.tokens == tokens
+    if found is not None:
+        ahead = index.continuation(found.start, 12, tail)
+        endless = [*whole]
+        for _ in range(12):
+            endless.append(endless[found.start - len(whole)])
+        assert ahead == endless[found.start : found.start + 12]
+
+
 @given(st.lists(st.integers(0, 1), max_size=40), st.integers(0, 40), st.integers(1, 3))
 def test_truncating_equals_never_having_seen_the_rest(
     tokens: list[int], length: int, least: int

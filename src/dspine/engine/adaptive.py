@@ -14,14 +14,21 @@ from math import exp, log, sqrt
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.asking import LEAST_REACH, Prices, Prospects
 from dspine.engine.costs import StepCosts
-from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
+from dspine.engine.proposal import DRAFTER, JOINT, NOTHING, Ask, Proposal
+from dspine.engine.trial import Trial, would_have
 from dspine.engine.waiting import owed_ms
 from dspine.engine.width import Outcome, Outlook
 
-ALONE, AGREE, DIFFER = 0, 1, 2
-"""Kinds of a draft: nobody else proposes for its slot, or the same, or another token."""
+ALONE, AGREE, DIFFER, LOOKED_UP = 0, 1, 2, 3
+"""Kinds of a draft: nobody else proposes for its slot, or the same, or another token; or it is
+a lookup's that continues a chain of the network."""
 
-NETWORK_PRIORS = (ScorePrior(-0.3, 0.8), ScorePrior(0.5, 0.8), ScorePrior(-1.0, 0.6))
+NETWORK_PRIORS = (
+    ScorePrior(-0.3, 0.8),
+    ScorePrior(0.5, 0.8),
+    ScorePrior(-1.0, 0.6),
+    ScorePrior(),
+)
 """By kind. Scores of a network promise too much; that another proposer agrees is good news."""
 
 LOOKUP_PRIORS = (ScorePrior(), ScorePrior(0.8), ScorePrior(-1.0))
@@ -31,6 +38,9 @@ SPREAD = (-1.5, 0.0, 1.5)
 
 FREE = ("ngram", "table", "grammar")
 """Names of proposals that cost nothing."""
+
+CONTINUED = f"table{JOINT}ngram"
+"""The name of one that counts as the table's."""
 
 SITUATIONS = 4
 WEAK, STRONG = 0.45, 0.75
@@ -83,12 +93,8 @@ class _Chain:
 
     def rest(self, limit: int) -> _Chain:
         """What is left of a chain that was right so far."""
-        end = self.at + limit
-        proposal = self.proposal
-        left = Proposal(
-            proposal.tokens[self.at : end], proposal.scores[self.at : end], proposal.proposer
-        )
-        return _Chain(self.source, left, self.slots[self.at : end])
+        left = self.proposal.after(self.at).first(limit)
+        return _Chain(self.source, left, self.slots[self.at : self.at + limit])
 
 
 class AdaptiveWidth:
@@ -113,13 +119,16 @@ class AdaptiveWidth:
         self._most = most_drafts
         self._block = block_size
         self._network = Reliability(NETWORK_PRIORS)
-        self._lookups = {name: Reliability(LOOKUP_PRIORS) for name in FREE}
+        self._sources = [Reliability(LOOKUP_PRIORS) for _ in FREE]
+        self._lookups = dict(zip(FREE, self._sources, strict=True))
+        self._lookups[CONTINUED] = self._lookups["table"]
         self._bins: dict[tuple[float, ...], list[int]] = {}
         typical = _typical_chains(curve[: block_size - 1] or (0.5,))
         self._prospects = Prospects(
             self._network, typical, situations=SITUATIONS, most_drafts=max(1, block_size - 1)
         )
         self._since = self._doubts = 0
+        self._trial = Trial()
         self._speed = 1.0
         self._nothing = [0.0] * (max(most_drafts, block_size) + 1)
         self._start()
@@ -132,6 +141,8 @@ class AdaptiveWidth:
         self._offers: list[_Chain] = []
         self._all: list[_Chain] = []
         self._worth: list[tuple[int, float]] = []
+        self._instead: tuple[_Chain, int] | None = None
+        self._is_rest = False
         self._drafted: _Chain | None = None
         self._rows: list[float] = [1.0]
         self._plain = 1.0
@@ -147,7 +158,7 @@ class AdaptiveWidth:
     def begin(self, drafts: int | None = None) -> None:  # noqa: ARG002 - the rows asked for are limited
         self._speed = max(1.0, self._tokens / self._time)
         self._network.begin()
-        for source in self._lookups.values():
+        for source in self._sources:
             source.begin()
         self._start()
 
@@ -174,13 +185,17 @@ class AdaptiveWidth:
         if self._open is not None:
             self._offers.append(self._open.rest(request.limit))
         self._drafted, self._width, self._probing = None, 0, False
-        self._worth = []
-        if self._block < 2 or waiting is None:
+        self._worth, self._instead = [], None
+        if self._block < 2 or waiting is None or self._is_over():
             return 0
         best, first = 1.0 - self._rate * rows[0], 0.0
-        for chain in self._offers:
-            self._worth.append(self._best(chain))
-            best = max(best, self._worth[-1][1])
+        for index, chain in enumerate(self._offers):
+            found = self._best(chain)
+            self._worth.append(found)
+            if found[1] > best:
+                best = found[1]
+                if index < len(self._free):
+                    self._instead = chain, found[0]
             first = max(first, chain.source.chance(chain.slots[0]))
         situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
         judgement = self._prospects.judge(
@@ -193,7 +208,7 @@ class AdaptiveWidth:
             return 0
         draft_ms = self._costs.draft(width, waiting, warm=self._warm)
         least = draft_ms + rows[1] - rows[0] + self._save + self._owed[1]
-        if least > self._credit * plain:
+        if least > self._credit * plain or self._rate * draft_ms > self._trial.left:
             return 0
         if gain > 0.0:
             self._doubts = 0
@@ -211,7 +226,7 @@ class AdaptiveWidth:
         offers = self._offers
         if drafted.tokens:
             self._drafted = self._watch(drafted)
-            self._prospects.add(self._situation, self._drafted.slots)
+            self._prospects.add(self._situation, self._drafted.slots[: drafted.own])
             offers = [*offers, self._drafted]
         self._all = offers
         value, chosen = 1.0 - self._rate * self._rows[0], NOTHING
@@ -219,11 +234,13 @@ class AdaptiveWidth:
             # Not forgotten even if it is not verified: see Proposal.first.
             chosen = drafted.first(0)
         # Without a draft the offers are worth what they were when it was decided against.
+        self._is_rest = False
         known = self._worth if not (self._width or drafted.tokens) else []
         for index, chain in enumerate(offers):
             count, worth = known[index] if known else self._best(chain)
             if worth > value:
                 value, chosen = worth, chain.proposal.first(count)
+                self._is_rest = index == len(self._free) and chain is not self._drafted
         if drafted.tokens:
             self._since = 0
         return chosen
@@ -252,6 +269,9 @@ class AdaptiveWidth:
             self._costs.observe_draft(self._draft_ms, outcome.draft_ms, warm=self._warm)
             # What it took, but for stalls of the machine.
             cost += min(outcome.draft_ms or self._draft_ms, STALL * self._draft_ms)
+        if (self._width or self._is_rest) and self._sequences == 1:
+            self._trial.gained(self._gain(confirmed, cost))
+        self._trial.emitted(len(confirmed))
         self._warm = self._width > 0
         cost /= self._plain
         self._tokens += len(confirmed) - PACE * self._tokens
@@ -325,6 +345,12 @@ class AdaptiveWidth:
             [rate * ms for ms in owed] if owed is not self._nothing else owed,
         )
 
+    def _is_over(self) -> bool:
+        """Whether asking has lost so much that not even the cheapest draft may be tried."""
+        if self._open is not None:
+            return False
+        return self._rate * self._costs.drafts()[2] > self._trial.left
+
     def _probe(self, loss: float, gain: float) -> bool:
         """Whether to ask although that is expected to lose `loss` tokens: texts change.
 
@@ -351,6 +377,16 @@ class AdaptiveWidth:
             self._network.relax(PROBE_FIRST)
             self._prospects.forget()
 
+    def _gain(self, confirmed: Sequence[int], cost: float) -> float:
+        """Tokens that the drafter brought a step beyond the best of what was there without it."""
+        other, other_cost = 1.0, self._rows[0]
+        if self._instead is not None:
+            chain, count = self._instead
+            drafts = chain.proposal.tokens[:count]
+            other, right = would_have(drafts, chain.slots, confirmed, chain.source.chance)
+            other_cost = self._rows[count] + self._save + (0.0 if right else self._restore)
+        return len(confirmed) - other - self._rate * (cost - other_cost)
+
     def _looked_up(self, proposal: Proposal) -> _Chain:
         slots = self._bins.get(proposal.scores)
         if slots is None:
@@ -361,12 +397,13 @@ class AdaptiveWidth:
 
     def _watch(self, drafted: Proposal) -> _Chain:
         """The drafter's chain and the free ones, each told where the others agree."""
-        kinds = [ALONE] * len(drafted.tokens)
+        own = min(drafted.own, len(drafted.tokens))
+        kinds = [ALONE] * own + [LOOKED_UP] * (len(drafted.tokens) - own)
         # A choice that depends on what was drawn would change the distribution of the text.
         for chain in self._free if not drafted.drawn else ():
             chain.slots = slots = list(chain.slots)
             for slot, (token, other) in enumerate(
-                zip(drafted.tokens, chain.proposal.tokens, strict=False)
+                zip(drafted.tokens[:own], chain.proposal.tokens, strict=False)
             ):
                 kind = AGREE if token == other else DIFFER
                 slots[slot] += BINS * kind

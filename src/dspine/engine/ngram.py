@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dspine.errors import UsageError
@@ -76,13 +76,20 @@ class NgramIndex:
         del self._tokens[length:]
         del self._keys[length:]
 
-    def find(self) -> Match | None:
-        """The longest earlier occurrence of the newest tokens, the newest among equals."""
-        tokens = self._tokens
-        last = len(tokens) - 1
+    def find(self, tail: Sequence[int] = ()) -> Match | None:
+        """The longest earlier occurrence of the newest tokens, the newest among equals.
+
+        With a `tail` they are the text's and those of the tail after it, which itself is not
+        searched.
+        """
+        tokens = newest = self._tokens
+        if tail:
+            newest = [*tokens[-MAX_MATCH:], *tail]
+        last = len(newest) - 1
         if last + 1 <= self._n:
             return None
-        end = self._newest.get(self._keys[last], -1)
+        key = self._keys[last] if not tail else _packed(newest[-self._n :])
+        end = self._newest.get(key, -1)
         best_end, best_length = -1, 0
         for _ in range(MAX_CANDIDATES):
             if end < 0:
@@ -91,7 +98,7 @@ class NgramIndex:
             while (
                 length < MAX_MATCH
                 and end - length >= 0
-                and tokens[end - length] == tokens[last - length]
+                and tokens[end - length] == newest[last - length]
             ):
                 length += 1
             if length > best_length:
@@ -101,11 +108,22 @@ class NgramIndex:
             end = self._before[end]
         return Match(best_end + 1, best_length) if best_length else None
 
-    def continuation(self, start: int, count: int) -> list[int]:
-        """`count` tokens from index `start` on; past the end the text is taken as periodic."""
-        tokens = self._tokens
-        drafts = tokens[start : start + count]
-        period = len(tokens) - start
+    def continuation(self, start: int, count: int, tail: Sequence[int] = ()) -> list[int]:
+        """`count` tokens from index `start` on of the text and the tail after it.
+
+        Past the end they are taken as periodic.
+        """
+        drafts = self._tokens[start : start + count]
+        if len(drafts) < count:
+            drafts += tail[: count - len(drafts)]
+        period = len(self._tokens) + len(tail) - start
         while len(drafts) < count:
             drafts.append(drafts[len(drafts) - period])
         return drafts
+
+
+def _packed(tokens: Sequence[int]) -> int:
+    key = 0
+    for token in tokens:
+        key = (key << TOKEN_BITS) | token
+    return key

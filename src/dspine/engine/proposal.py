@@ -17,6 +17,13 @@ DRAFTER = "dspine"
 """What options and width policies call the drafter, whatever its kind."""
 
 
+JOINT = "+"
+"""Between the names of two proposers, the second of which continued a chain of the first."""
+
+MOST = 1 << 30
+"""More drafts than there ever are."""
+
+
 class Proposal(NamedTuple):
     """Drafts for the slots after the anchor, each with the chance its proposer gives it.
 
@@ -30,6 +37,21 @@ class Proposal(NamedTuple):
     proposer: str
     drawn: tuple[Drawn, ...] = ()
     """For each draft what it was drawn from; empty where nothing was drawn."""
+    own: int = MOST
+    """Drafts of the first proposer; those after them are of lookups, and `proposer` names both."""
+
+    def continued(self, tokens: Sequence[int], scores: Sequence[float], proposer: str) -> Proposal:
+        """The proposal with what another proposer expects after its end."""
+        if not tokens:
+            return self
+        name = f"{self.proposer}{JOINT}{proposer}"
+        own = min(self.own, len(self.tokens))
+        return Proposal((*self.tokens, *tokens), (*self.scores, *scores), name, self.drawn, own)
+
+    def after(self, count: int) -> Proposal:
+        """What is left once the first `count` drafts, none of them drawn, have come true."""
+        own = max(0, self.own - count)
+        return Proposal(self.tokens[count:], self.scores[count:], self.proposer, (), own)
 
     def first(self, count: int) -> Proposal:
         """The proposal cut to its first `count` drafts.
@@ -39,11 +61,11 @@ class Proposal(NamedTuple):
         """
         if count >= len(self.tokens):
             return self
+        name, own = (self.proposer, self.own) if count else ("none", MOST)
+        if count <= own < MOST:
+            name, own = name.partition(JOINT)[0], MOST
         return Proposal(
-            self.tokens[:count],
-            self.scores[:count],
-            self.proposer if count else "none",
-            self.drawn[: count + 1],
+            self.tokens[:count], self.scores[:count], name, self.drawn[: count + 1], own
         )
 
 

@@ -120,12 +120,31 @@ class NgramProposer:
         match = self._index.find()
         if match is not None:
             drafts = self._index.continuation(match.start, count)
-            scores = lookup_scores(match.length, count)
-            found.append(Proposal(tuple(drafts), scores, self.name))
+            found.append(Proposal(tuple(drafts), lookup_scores(match.length, count), self.name))
         if self._table is not None:
-            known = self._from_table(self._table, count)
-            found += [known] if known.tokens else []
+            tokens, scores, reached = self._known(self._table, (), count)
+            if tokens:
+                known = Proposal(tuple(tokens), tuple(scores), TABLE)
+                found.append(self._repeated(known, count) if reached >= LEAST_REACH else known)
         return found
+
+    def continued(self, drafted: Proposal, limit: int) -> Proposal:
+        """A chain with what repeats after its end, or else is known: at most `limit` drafts."""
+        count = min(limit, self._policy.most(self.name))
+        longer = self._repeated(drafted, count)
+        if self._table is None or longer is not drafted or len(drafted.tokens) >= count:
+            return longer
+        tokens, scores, _ = self._known(self._table, drafted.tokens, count - len(drafted.tokens))
+        return drafted.continued(tokens, scores, TABLE)
+
+    def _repeated(self, drafted: Proposal, limit: int) -> Proposal:
+        """A chain with what repeats after its end."""
+        room = limit - len(drafted.tokens)
+        match = self._index.find(drafted.tokens) if room > 0 else None
+        if match is None:
+            return drafted
+        tokens = self._index.continuation(match.start, room, drafted.tokens)
+        return drafted.continued(tokens, lookup_scores(match.length, room), self.name)
 
     def confirm(self, confirmed: Confirmed) -> None:
         self._index.extend(confirmed.tokens)
@@ -136,8 +155,11 @@ class NgramProposer:
     def truncate(self, length: int) -> None:
         self._index.truncate(length)
 
-    def _from_table(self, table: NgramTable, count: int) -> Proposal:
-        context = self._index.tokens[-3:]
+    def _known(
+        self, table: NgramTable, tail: Sequence[int], count: int
+    ) -> tuple[list[int], list[float], float]:
+        """(drafts, scores, chance of the last one) after the text and the tail."""
+        context = [*self._index.tokens[-3:], *tail][-3:]
         drafts: list[int] = []
         scores: list[float] = []
         reached = 1.0
@@ -149,7 +171,7 @@ class NgramProposer:
             scores.append(known.probability)
             reached *= known.probability
             context = [*context[-2:], known.token]
-        return Proposal(tuple(drafts), tuple(scores), TABLE)
+        return drafts, scores, reached
 
 
 class DrafterProposer:
@@ -299,6 +321,8 @@ class AutoProposer:
         self._policy = policy
         self._ngram, self._drafter = ngram, drafter
         self._parts: list[Proposer] = [part for part in (ngram, drafter) if part is not None]
+        self._limit = 0
+        """Of the ask behind the last wish."""
 
     @property
     def disabled_reason(self) -> str | None:
@@ -320,19 +344,28 @@ class AutoProposer:
         drafted = NOTHING
         if wanted and self._drafter is not None:
             drafted = self._drafter.draft(ask, min(wanted, ask.limit))
-        return self._policy.choose(drafted)
+        return self._policy.choose(self._continued(drafted, ask.limit))
 
     def wish(self, ask: Ask) -> DraftAsk | None:
         wanted = self._look(ask)
         if not wanted or self._drafter is None:
             return None
+        self._limit = ask.limit
         return self._drafter.wish(ask, min(wanted, ask.limit))
 
     def choose(self, draft: Draft | Exception | None) -> Proposal:
         drafted = NOTHING
         if draft is not None and self._drafter is not None:
             drafted = self._drafter.proposal(draft)
-        return self._policy.choose(drafted)
+        return self._policy.choose(self._continued(drafted, self._limit))
+
+    def _continued(self, drafted: Proposal, limit: int) -> Proposal:
+        """A draft of the network, longer where lookups know what follows. What was drawn stays
+        as it is: how much of it is verified must not depend on its tokens.
+        """
+        if self._ngram is None or not drafted.tokens or drafted.drawn:
+            return drafted
+        return self._ngram.continued(drafted, limit)
 
     def _look(self, ask: Ask) -> int:
         """Drafts that are wanted of the drafter, given what is to be had without it."""
