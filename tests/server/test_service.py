@@ -16,7 +16,8 @@ import pytest
 from dspine.cli.serve import bound_socket
 from dspine.engine.engine import Engine
 from dspine.errors import FileError
-from dspine.server.engine_thread import BusyError, Job
+from dspine.server.engine_thread import BusyError
+from dspine.server.inbox import Job
 from dspine.server.routes import openapi_document
 from tests.support.fake_engine import VOCAB, make_engine
 from tests.support.fake_target import FakeTarget

@@ -21,7 +21,8 @@ from dspine.engine.events import Event, Finish, Prefill, Step
 from dspine.engine.scheduler import Scheduler
 from dspine.errors import DspineError, UsageError
 from dspine.server.app import Service
-from dspine.server.engine_thread import BusyError, EngineThread, Job
+from dspine.server.engine_thread import BusyError, EngineThread
+from dspine.server.inbox import Job
 from tests.support.fake_engine import VOCAB
 from tests.support.fake_slots import make_slots
 from tests.support.fake_target import FakeTarget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event
@@ -20,10 +21,21 @@ from dspine.engine.stats import Stats
 from dspine.errors import CapacityError
 from dspine.server.app import Service, service, watch_disconnect
 from dspine.server.bodies import ChatBody, CompletionBody
-from dspine.server.engine_thread import Job
 from dspine.server.errors import RequestError, describe, error_body
+from dspine.server.inbox import Job
 from dspine.server.requests import Wish, chat_wish, completion_wish
-from dspine.server.streams import DONE, PING, AnswerReader, Kind, Writer, chunks, sse, whole
+from dspine.server.streams import (
+    DONE,
+    PING,
+    AnswerReader,
+    Document,
+    Documents,
+    Kind,
+    Writer,
+    chunks,
+    sse,
+    whole,
+)
 from dspine.text.reasoning import OPEN
 
 log = logging.getLogger("dspine.server")
@@ -80,9 +92,10 @@ async def _answer(
     end = b"".join(piece(token, special=True) for token in tokens[-8:]).decode("utf-8", "replace")
     reader = AnswerReader(wish, kind, thinks_at_start=end.rstrip().endswith(OPEN))
     writer = Writer(kind, made.options.alias, piece, wish)
-    events = made.thread.answer(Job(tokens, options))
     if wish.is_stream:
-        return await _stream(request, made, events, wish, reader, writer)
+        heard = made.thread.listen(Job(tokens, options), patience=made.options.ping_seconds)
+        return await _stream(request, made, heard, chunks(heard, wish, reader, writer))
+    events = made.thread.answer(Job(tokens, options, as_it_comes=False))
     return await _reply(request, made, events, reader, writer)
 
 
@@ -110,68 +123,67 @@ async def _reply(
 
 
 async def _stream(
-    request: Request,
-    made: Service,
-    events: AsyncIterator[Event],
-    wish: Wish,
-    reader: AnswerReader,
-    writer: Writer,
+    request: Request, made: Service, heard: AsyncIterator[Event | None], documents: Documents
 ) -> Response:
     """Server-sent events, one a verify; what fails early fails with a status."""
-    documents = chunks(events, wish, reader, writer)
     first = asyncio.ensure_future(anext(documents))
     watching = asyncio.ensure_future(watch_disconnect(request))
+
+    async def close() -> None:
+        await _end(first)
+        await _close(documents)
+        await _close(heard)
+
     try:
         await asyncio.wait({first, watching}, timeout=_SOON, return_when=asyncio.FIRST_COMPLETED)
         has_left = watching.done() and not first.done()
-    except asyncio.CancelledError:
-        await _end(first)
-        await _close(events)
+        if first.done():
+            first.result()
+    except BaseException:
+        await close()
         raise
     finally:
         await _end(watching)
     if has_left:
-        await _end(first)
-        await _close(events)
+        await close()
         return Response(status_code=499)
-    if first.done() and first.exception() is not None:
-        await _close(events)
-        raise first.exception() or RuntimeError
-    body = _body(made, events, documents, first)
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(body, media_type="text/event-stream", headers=headers)
+    return _Stream(_body(made, documents, first), close)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; however it ends, also before it began, the answer ends with it."""
+
+    def __init__(self, body: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(body, media_type="text/event-stream", headers=headers)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._close()
 
 
 async def _body(
-    made: Service,
-    events: AsyncIterator[Event],
-    documents: AsyncIterator[tuple[dict[str, Any], Stats | None]],
-    waiting: asyncio.Future[tuple[dict[str, Any], Stats | None]],
+    made: Service, documents: Documents, first: Awaitable[Document]
 ) -> AsyncIterator[bytes]:
     counted = False
     try:
+        waiting = first
         while True:
-            done, _ = await asyncio.wait({waiting}, timeout=made.options.ping_seconds)
-            if not done:
-                yield PING
-                continue
-            try:
-                document, stats = waiting.result()
-            except StopAsyncIteration:
-                break
-            except Exception as error:  # noqa: BLE001 - the status is sent, the reason is not yet
-                status, message, param = describe(error)
-                yield sse(error_body(status, message, param))
-                break
+            document, stats = await waiting
             if stats is not None and not counted:
                 counted = True
                 _count(made, stats)
-            yield sse(document)
-            waiting = asyncio.ensure_future(anext(documents))
-        yield DONE
-    finally:
-        await _end(waiting)
-        await _close(events)
+            yield PING if document is None else sse(document)
+            waiting = anext(documents)
+    except StopAsyncIteration:
+        pass
+    except Exception as error:  # noqa: BLE001 - the status is sent, the reason is not yet
+        status, message, param = describe(error)
+        yield sse(error_body(status, message, param))
+    yield DONE
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
@@ -181,7 +193,7 @@ async def _end(task: asyncio.Future[Any]) -> None:
         await task
 
 
-async def _close(events: AsyncIterator[Event]) -> None:
+async def _close(events: AsyncIterator[Any]) -> None:
     """End an answer that nobody reads any more."""
     async with aclosing(events):  # type: ignore[type-var]  # it is an async generator
         pass

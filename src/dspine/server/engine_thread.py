@@ -6,17 +6,17 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Literal
 
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Step
-from dspine.engine.prompt import Prompt
 from dspine.engine.scheduler import Scheduler
 from dspine.engine.slots import SlotFacts
 from dspine.errors import DspineError
+from dspine.server.inbox import Inbox, Job, announce
 
 _LOOK_SECONDS = 0.05
 State = Literal["loading", "ready", "failed", "stopped"]
@@ -24,29 +24,6 @@ State = Literal["loading", "ready", "failed", "stopped"]
 
 class BusyError(DspineError):
     """The queue is full, or the server is starting or stopping: come back later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One answer to make: a prompt and the options of `Engine.generate`."""
-
-    prompt: Prompt
-    options: Mapping[str, Any]
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """A job that waits or runs, and the way back to who asked."""
-
-    job: Job
-    loop: asyncio.AbstractEventLoop
-    inbox: asyncio.Queue[Event | BaseException]
-    cancel: threading.Event = field(default_factory=threading.Event)
-
-    def tell(self, item: Event | BaseException) -> None:
-        # The loop may be closed when the program ends in the middle of an answer.
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.inbox.put_nowait, item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +43,9 @@ class EngineThread:
         """`queue_limit` requests may wait beside those that have a slot."""
         self._load = load
         self._queue_limit = queue_limit
-        self._waiting: deque[_Ticket] = deque()
-        self._running: set[_Ticket] = set()
-        self._answers: dict[int, _Ticket] = {}
+        self._waiting: deque[Inbox] = deque()
+        self._running: set[Inbox] = set()
+        self._answers: dict[int, Inbox] = {}
         """By the scheduler's number; the engine's thread alone uses it."""
         self._changed = threading.Condition()
         self._engine: Engine | None = None
@@ -142,8 +119,8 @@ class EngineThread:
             return
         self._thread.join(seconds)
         with self._changed:
-            for ticket in (*self._waiting, *self._running):
-                ticket.cancel.set()
+            for inbox in (*self._waiting, *self._running):
+                inbox.cancel.set()
         self._thread.join()
 
     async def answer(self, job: Job) -> AsyncIterator[Event]:
@@ -151,8 +128,16 @@ class EngineThread:
 
         Raises BusyError when the queue is full, else what `Engine.generate` raises.
         """
-        loop = asyncio.get_running_loop()
-        ticket = _Ticket(job, loop, asyncio.Queue())
+        async with aclosing(self.listen(job)) as heard:
+            async for event in heard:
+                if event is not None:
+                    yield event
+
+    async def listen(
+        self, job: Job, *, patience: float | None = None
+    ) -> AsyncGenerator[Event | None]:
+        """As `answer`, with None in between whenever nothing came for `patience` seconds."""
+        inbox = Inbox(job, asyncio.get_running_loop())
         with self._changed:
             if self._state != "ready" or self._engine is None:
                 raise BusyError(self.reason)
@@ -162,20 +147,18 @@ class EngineThread:
                     f"{len(self._waiting)} requests are waiting, which is the limit: try again "
                     f"later, or raise --queue"
                 )
-            self._waiting.append(ticket)
+            self._waiting.append(inbox)
             self._changed.notify_all()
         try:
             while True:
-                item = await ticket.inbox.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-                if isinstance(item, Finish):
+                event = await inbox.get(patience)
+                yield event
+                if isinstance(event, Finish):
                     return
         finally:
-            ticket.cancel.set()
+            inbox.close()
             with self._changed, suppress(ValueError):
-                self._waiting.remove(ticket)
+                self._waiting.remove(inbox)
 
     def _work(self) -> None:
         try:
@@ -192,8 +175,8 @@ class EngineThread:
             self._error, self._state, self._engine = error, "failed", None
             left = (*self._waiting, *self._running)
             self._waiting.clear()
-        for ticket in left:
-            self._end(ticket, BusyError(self.reason))
+        for inbox in left:
+            self._end(inbox, BusyError(self.reason))
 
     def _serve(self, engine: Engine) -> None:
         scheduler = engine.scheduler()
@@ -216,6 +199,8 @@ class EngineThread:
 
     def _has_work(self) -> bool:
         """Wait until there is something to do; False when there never will be."""
+        if self._running or self._waiting:
+            return True
         with self._changed:
             while not self._waiting and not self._running:
                 if self._state == "stopped":
@@ -225,23 +210,21 @@ class EngineThread:
 
     def _admit(self, scheduler: Scheduler) -> None:
         """Give free slots to those that wait longest."""
-        while scheduler.free_slots():
+        while self._waiting and scheduler.free_slots():
             with self._changed:
                 if not self._waiting:
-                    return
-                ticket = self._waiting.popleft()
-                self._running.add(ticket)
-            if ticket.cancel.is_set():
-                self._end(ticket, BusyError(self.reason))
+                    return  # it has just left
+                inbox = self._waiting.popleft()
+                self._running.add(inbox)
+            if inbox.cancel.is_set():
+                self._end(inbox, BusyError(self.reason))
                 continue
             try:
-                number = scheduler.start(
-                    ticket.job.prompt, cancel=ticket.cancel, **ticket.job.options
-                )
+                number = scheduler.start(inbox.job.prompt, cancel=inbox.cancel, **inbox.job.options)
             except Exception as error:  # noqa: BLE001 - whoever asked is told, the next one is served
-                self._end(ticket, error)
+                self._end(inbox, error)
                 continue
-            self._answers[number] = ticket
+            self._answers[number] = inbox
             self._look(scheduler)
 
     def _step(self, scheduler: Scheduler) -> None:
@@ -252,16 +235,18 @@ class EngineThread:
         over = any(isinstance(event, Finish | Exception) for _, event in happened)
         if over or time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look(scheduler)
-        busy = 0
+        busy, ready = 0, []
         for number, event in happened:
-            ticket = self._answers[number]
-            if isinstance(event, Step) and event.tokens:
-                busy += 1
-            if isinstance(event, Finish | Exception):
+            inbox = self._answers[number]
+            if isinstance(event, Step):
+                busy += bool(event.tokens)
+            elif isinstance(event, Finish | Exception):
+                # First the slot is free, then who asked may look at it.
                 del self._answers[number]
-                self._end(ticket, event)
-            else:
-                ticket.tell(event)
+                self._running.discard(inbox)
+            if inbox.put(event):
+                ready.append(inbox)
+        announce(ready)
         if busy:
             before = self._decodes
             self._decodes = Decodes(before.count + 1, before.answers + busy)
@@ -270,15 +255,15 @@ class EngineThread:
         # Not after every step: it takes as long as a good part of a step's other host work.
         self._slots, self._looked = scheduler.slots(), time.monotonic()
 
-    def _end(self, ticket: _Ticket, item: Event | BaseException) -> None:
-        # First the slot is free, then who asked may look at it.
-        self._running.discard(ticket)
-        ticket.tell(item)
+    def _end(self, inbox: Inbox, item: BaseException) -> None:
+        self._running.discard(inbox)
+        inbox.put(item)
+        announce([inbox])
 
     def _give_up(self, error: Exception) -> None:
         self._answers.clear()
-        for ticket in tuple(self._running):
-            self._end(ticket, error)
+        for inbox in tuple(self._running):
+            self._end(inbox, error)
 
     def wait_ready(self, seconds: float) -> bool:
         """Wait until it is loaded or has failed; whether it is ready."""

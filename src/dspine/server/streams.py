@@ -30,9 +30,16 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 
+Document = tuple[dict[str, Any] | None, Stats | None]
+"""A chunk, None for a ping; the last ones come with the answer's statistics."""
+Documents = AsyncIterator[Document]
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def sse(document: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(document, ensure_ascii=False).encode() + b"\n\n"
+    return f"data: {_encode(document)}\n\n".encode()
 
 
 @dataclass(slots=True)
@@ -230,17 +237,19 @@ class Writer:
 
 
 async def chunks(
-    events: AsyncIterator[Event], wish: Wish, reader: AnswerReader, writer: Writer
-) -> AsyncIterator[tuple[dict[str, Any], Stats | None]]:
-    """Documents of a stream; the last ones come with the answer's statistics."""
+    events: AsyncIterator[Event | None], wish: Wish, reader: AnswerReader, writer: Writer
+) -> Documents:
+    """Documents of a stream; an event of None is a ping."""
     async for event in events:
-        if isinstance(event, Prefill):
-            if wish.wants_progress:
-                yield writer.progress(event), None
-        elif isinstance(event, Step):
+        if isinstance(event, Step):
             delta = reader.step(event)
             if delta is not None:
                 yield writer.chunk(delta), None
+        elif isinstance(event, Prefill):
+            if wish.wants_progress:
+                yield writer.progress(event), None
+        elif event is None:
+            yield None, None
         else:
             delta = reader.finish()
             if delta is not None:
