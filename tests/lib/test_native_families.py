@@ -20,6 +20,7 @@ import pytest
 from dspine.errors import LibraryError
 from dspine.ggml import kernels
 from dspine.ggml import library as ggml_library
+from dspine.ggml.kernels import AttentionShape
 from dspine.kernels.build import (
     FAMILY_FLAGS,
     build,
@@ -94,7 +95,7 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
     if not shutil.which("nm") or not shutil.which("objdump"):
         pytest.skip("binutils are not installed")
     sources = [f for f in source_folder().glob("*_*.cpp") if f.stem.split("_")[0] in _NEWER]
-    assert len(sources) == 5
+    assert len(sources) == 6
 
     def compile_one(source: Path) -> tuple[str, Path]:
         made = tmp_path / f"{source.stem}.o"
@@ -113,6 +114,10 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
             made = objects[f"{family}_{kind}"]
             code = subprocess.run(["objdump", "-d", str(made)], capture_output=True, text=True)
             assert len(re.findall(rf"vpdpbusd.*{register}", code.stdout)) > 100
+    code = subprocess.run(
+        ["objdump", "-d", str(objects["avx512_attention"])], capture_output=True, text=True
+    )
+    assert len(re.findall(r"vfmadd.*zmm", code.stdout)) > 100
 
 
 def test_products_have_the_bits_of_avx2(built: Path, emulated: Path) -> None:
@@ -136,6 +141,28 @@ def test_groups_of_any_number_of_rows_agree(family: str, emulated: Path, built: 
             _, found = kernels.trial(emulated, family, type_name, (512, 37), rows, 1)
             assert np.isfinite(expected).all() and np.abs(expected).max() > 0
             assert np.array_equal(found, expected), f"{type_name}, {rows} rows"
+
+
+_ATTENTIONS = (
+    AttentionShape(9, 3, 1, 257, 64),
+    AttentionShape(9, 3, 7, 130, 64),
+    AttentionShape(4, 1, 20, 64, 128),
+    AttentionShape(8, 8, 5, 31, 96),
+    AttentionShape(12, 6, 2, 15, 256),
+    AttentionShape(2, 1, 70, 200, 32),
+    AttentionShape(3, 1, 1, 1, 32),
+)
+"""Groups of 1 to 6 queries, keys and widths that fill no vector."""
+
+
+def test_attention_has_the_bits_of_avx2(emulated: Path, built: Path) -> None:
+    for shape in (*_ATTENTIONS, AttentionShape(5, 5, 4, 77, 80), AttentionShape(5, 5, 4, 72, 8)):
+        for cache in ("f16", "bf16", "f32") if shape.width % 32 else ("f16", "bf16", "f32", "q8_0"):
+            _, expected = kernels.attention_trial(built, "avx2", cache, shape, 1)
+            assert np.isfinite(expected).all() and np.abs(expected).max() > 0
+            for family in _NEWER:
+                _, found = kernels.attention_trial(emulated, family, cache, shape, 1)
+                assert np.array_equal(found, expected), f"{family}, {cache}, {shape}"
 
 
 def test_logits_of_the_target_have_the_bits_of_avx2(

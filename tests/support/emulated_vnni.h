@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 // A call each: inlined, the kernels' unrolled loops would take an hour to compile.
@@ -183,6 +184,66 @@ DSPINE_EMULATED_CALL void store(void * to, __mmask16 mask, __m512 x) {
     }
 }
 
+// Pairs of T from each 128 bits of a and b in turn: those at `first` and after it.
+template <class V, class T>
+DSPINE_EMULATED_CALL V unpack(V a, V b, bool high) {
+    constexpr unsigned each = 16 / sizeof(T);
+    const auto         x = lanes<T>(a), y = lanes<T>(b);
+    return make<V, T>([&](unsigned i) {
+        const unsigned from = i / each * each + i % each / 2 + (high ? each / 2 : 0);
+        return i % 2 == 0 ? x.at[from] : y.at[from];
+    });
+}
+
+// VINSERTF64X4, VEXTRACTF64X4, VBROADCASTF64X4.
+DSPINE_EMULATED_CALL __m512d insert(__m512d into, __m256d x, unsigned half) {
+    std::memcpy(reinterpret_cast<char *>(&into) + 32 * half, &x, sizeof x);
+    return into;
+}
+
+DSPINE_EMULATED_CALL __m256d extract(__m512d from, unsigned half) {
+    __m256d x;
+    std::memcpy(&x, reinterpret_cast<const char *>(&from) + 32 * half, sizeof x);
+    return x;
+}
+
+DSPINE_EMULATED_CALL __m512d twice(__m256d x) { return insert(insert(__m512d{}, x, 0), x, 1); }
+
+// VRNDSCALEPS to whole numbers, and VCVTPS2DQ: to nearest, ties to even.
+DSPINE_EMULATED_CALL __m512 nearest(__m512 a, int how) {
+    if (how != (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)) {
+        std::abort();
+    }
+    return floats(a, a, a, [](float x, float, float) { return std::nearbyint(x); });
+}
+
+DSPINE_EMULATED_CALL __m512i to_integers(__m512 a) {
+    const auto x = lanes<float>(a);
+    return make<__m512i, int32_t>([&](unsigned i) {
+        const float whole = std::nearbyint(x.at[i]);
+        return whole >= -2147483648.0f && whole < 2147483648.0f ? int32_t(whole) : INT32_MIN;
+    });
+}
+
+DSPINE_EMULATED_CALL __mmask16 greater(__m512 a, __m512 b, int how) {
+    if (how != _CMP_GT_OQ) {
+        std::abort();
+    }
+    const auto x = lanes<float>(a), y = lanes<float>(b);
+    unsigned   mask = 0;
+    for (unsigned i = 0; i < 16; i++) {
+        mask |= unsigned(x.at[i] > y.at[i]) << i;
+    }
+    return __mmask16(mask);
+}
+
+// A mask of eight bits, for lanes of 64.
+template <class V>
+DSPINE_EMULATED_CALL V masked_doubles(__mmask8 mask, V x) {
+    const auto from = lanes<int64_t>(x);
+    return make<V, int64_t>([&](unsigned i) { return (mask >> i & 1) != 0 ? from.at[i] : 0; });
+}
+
 }  // namespace emulated
 
 #define _mm256_dpbusd_avx_epi32(sum, a, b) emulated::dpbusd<__m256i>(sum, a, b)
@@ -214,3 +275,21 @@ DSPINE_EMULATED_CALL void store(void * to, __mmask16 mask, __m512 x) {
 #define _mm512_castsi512_ps(x) emulated::same_bits<__m512>(x)
 #define _mm512_castps_si512(x) emulated::same_bits<__m512i>(x)
 #define _mm512_mask_storeu_ps(to, mask, x) emulated::store(to, mask, x)
+#define _mm512_loadu_ps(from) emulated::same_bits<__m512>(emulated::load(from))
+#define _mm512_storeu_ps(to, x) emulated::store(to, 0xFFFF, x)
+#define _mm512_add_ps(a, b) emulated::floats(a, b, b, [](float x, float y, float) { return x + y; })
+#define _mm512_sub_ps(a, b) emulated::floats(a, b, b, [](float x, float y, float) { return x - y; })
+#define _mm512_maskz_mul_ps(mask, a, b) emulated::masked(mask, emulated::multiply(a, b))
+#define _mm512_maskz_cvtps_epi32(mask, x) emulated::masked(mask, emulated::to_integers(x))
+#define _mm512_maskz_roundscale_ps(mask, x, how) emulated::masked(mask, emulated::nearest(x, how))
+#define _mm512_cmp_ps_mask(a, b, how) emulated::greater(a, b, how)
+#define _mm512_castps_pd(x) emulated::same_bits<__m512d>(x)
+#define _mm512_castpd_ps(x) emulated::same_bits<__m512>(x)
+#define _mm512_castps256_ps512(x) emulated::same_bits<__m512>(emulated::insert(__m512d{}, _mm256_castps_pd(x), 0))
+#define _mm512_maskz_unpacklo_ps(mask, a, b) emulated::masked(mask, emulated::unpack<__m512, float>(a, b, false))
+#define _mm512_maskz_unpackhi_ps(mask, a, b) emulated::masked(mask, emulated::unpack<__m512, float>(a, b, true))
+#define _mm512_maskz_unpacklo_pd(mask, a, b) emulated::masked_doubles(mask, emulated::unpack<__m512d, double>(a, b, false))
+#define _mm512_maskz_unpackhi_pd(mask, a, b) emulated::masked_doubles(mask, emulated::unpack<__m512d, double>(a, b, true))
+#define _mm512_maskz_insertf64x4(mask, a, b, half) emulated::masked_doubles(mask, emulated::insert(a, b, half))
+#define _mm512_maskz_extractf64x4_pd(mask, x, half) emulated::masked_doubles(mask, emulated::extract(x, half))
+#define _mm512_maskz_broadcast_f64x4(mask, x) emulated::masked_doubles(mask, emulated::twice(x))

@@ -52,11 +52,14 @@ def test_a_family_that_is_not_here_is_refused() -> None:
 
 
 class FakeTrial:
-    """Products of a family take `speed` times as long as AVX2's; `wrong` ones differ in a bit."""
+    """What a family computes takes `slowness` times as long as with AVX2; `wrong` ones differ in a
+    bit.
+    """
 
-    def __init__(self, wrong: str = "", **slowness: float) -> None:
+    def __init__(self, wrong: str = "", wrong_attention: str = "", **slowness: float) -> None:
         self.slowness = {"avx2": 1.0, **slowness}
         self.wrong = wrong
+        self.wrong_attention = wrong_attention
 
     def __call__(
         self, path: Path, family: str, type_name: str, ne: tuple[int, int], rows: int, repeats: int
@@ -66,20 +69,38 @@ class FakeTrial:
             result[-1, -1] = np.nextafter(result[-1, -1], np.float32(0))
         return self.slowness[family] * _AVX2_SECONDS * rows, result
 
+    def attention(
+        self, path: Path, family: str, cache: str, shape: kernels.AttentionShape, repeats: int
+    ) -> tuple[float, npt.NDArray[np.float32]]:
+        result = np.full((shape.rows, shape.heads, shape.width), len(cache), dtype=np.float32)
+        if family == self.wrong_attention and cache == "q8_0":
+            result[0, -1, 0] = np.nextafter(result[0, -1, 0], np.float32(0))
+        return self.slowness[family] * _AVX2_SECONDS * shape.rows, result
+
+
+def _fastest(here: list[str], trial: FakeTrial) -> tuple[str, str]:
+    return rivals.fastest(Path(), here, trial, trial.attention)
+
 
 def test_the_fastest_family_is_chosen() -> None:
     here = ["avx512", "avxvnni", "avx2"]
-    assert rivals.fastest(Path(), here, FakeTrial(avx512=0.5, avxvnni=0.8)) == (
+    assert _fastest(here, FakeTrial(avx512=0.5, avxvnni=0.8)) == (
         "avx512",
         "AVX512-VNNI 2.00 times as fast as AVX2, AVX-VNNI 1.25 times as fast as AVX2",
     )
-    assert rivals.fastest(Path(), here, FakeTrial(avx512=2.0, avxvnni=1.25))[0] == "avx2"
-    assert rivals.fastest(Path(), ["avx2"], FakeTrial()) == ("avx2", "")
+    assert _fastest(here, FakeTrial(avx512=2.0, avxvnni=1.25))[0] == "avx2"
+    assert _fastest(["avx2"], FakeTrial()) == ("avx2", "")
 
 
-def test_a_family_with_other_results_is_no_choice() -> None:
-    found = rivals.fastest(Path(), ["avx512", "avx2"], FakeTrial("avx512", avx512=0.1))
-    assert found == ("avx2", "AVX512-VNNI left out: its results differ")
+@pytest.mark.parametrize(
+    "trial",
+    [FakeTrial(wrong="avx512", avx512=0.1), FakeTrial(wrong_attention="avx512", avx512=0.1)],
+)
+def test_a_family_with_other_results_is_no_choice(trial: FakeTrial) -> None:
+    assert _fastest(["avx512", "avx2"], trial) == (
+        "avx2",
+        "AVX512-VNNI left out: its results differ",
+    )
 
 
 def test_ggml_is_a_rival_only_where_it_has_wider_kernels() -> None:

@@ -36,6 +36,19 @@ FAMILIES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """`heads` query heads, `shared` of them to a key/value head, of `width` elements; `rows`
+    queries, of which the last sees all `keys`.
+    """
+
+    heads: int
+    shared: int
+    rows: int
+    keys: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
     """The kernels of this process. `family` is the kind of processor they were written for."""
 
@@ -89,6 +102,24 @@ def trial(
     )
     if seconds < 0:
         raise LibraryError(f"the {family} kernels have no {type_name} product of {ne} here")
+    return seconds, result
+
+
+def attention_trial(
+    path: Path, family: str, cache: str, shape: AttentionShape, repeats: int
+) -> tuple[float, npt.NDArray[np.float32]]:
+    """An attention of a family over a `cache` of this type, as `trial`: the result is (rows,
+    heads, width).
+    """
+    result = np.empty((shape.rows, shape.heads, shape.width), dtype=np.float32)
+    seconds = _open(path).dspine_kernels_trial_attention(
+        family.encode(),
+        type_by_name(cache).number,
+        *(shape.heads, shape.shared, shape.rows, shape.keys, shape.width),
+        *(repeats, result.ctypes.data),
+    )
+    if seconds < 0:
+        raise LibraryError(f"the {family} kernels have no attention of {shape} over {cache} here")
     return seconds, result
 
 
@@ -166,6 +197,12 @@ def _open(path: Path) -> ctypes.CDLL:
     kernels.dspine_kernels_trial.argtypes = [
         *(ctypes.c_char_p, _INT),
         *[ctypes.c_int64] * 3,
+        *(_INT, _VOID),
+    ]
+    kernels.dspine_kernels_trial_attention.restype = ctypes.c_double
+    kernels.dspine_kernels_trial_attention.argtypes = [
+        *(ctypes.c_char_p, _INT),
+        *[ctypes.c_int64] * 5,
         *(_INT, _VOID),
     ]
     return kernels

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,10 @@ import numpy.typing as npt
 from dspine.ggml import Backend, Graph, HostTensor, WeightStore, kernels
 from dspine.machine import cpu_flags
 
-Trial = Callable[[Path, str, str, tuple[int, int], int, int], tuple[float, npt.NDArray[np.float32]]]
+Timed = tuple[float, npt.NDArray[np.float32]]
+"""Seconds and the result."""
+Trial = Callable[[Path, str, str, tuple[int, int], int, int], Timed]
+AttentionTrial = Callable[[Path, str, str, kernels.AttentionShape, int], Timed]
 _OLDEST = "avx2"
 """Every other family must compute its bits."""
 _TYPES = ("q4_k", "q4_1", "q6_k", "q8_0")
@@ -25,10 +28,17 @@ _STOCK_TYPES = ("q4_0", "q4_k")
 _STOCK_MEMORY = ("_Z28ggml_backend_amx_buffer_typev", "_Z35ggml_backend_cpu_repack_buffer_typev")
 _ROWS = (1, 8)
 _INPUTS, _OUTPUTS = 1024, 512
+_CACHES = ("f16", "q8_0")
+_HEADS, _SHARED, _KEYS, _WIDTH = 6, 3, 256, 64
 _REPEATS = 8
 
 
-def fastest(path: Path, here: Sequence[str], trial: Trial = kernels.trial) -> tuple[str, str]:
+def fastest(
+    path: Path,
+    here: Sequence[str],
+    trial: Trial = kernels.trial,
+    attention: AttentionTrial = kernels.attention_trial,
+) -> tuple[str, str]:
     """The fastest of the families `here` and a note that says how it compares with AVX2's.
 
     A family whose results differ from AVX2's in any bit is no choice.
@@ -38,7 +48,7 @@ def fastest(path: Path, here: Sequence[str], trial: Trial = kernels.trial) -> tu
     ratios, differing = {_OLDEST: 1.0}, []
     for family in here:
         if family != _OLDEST:
-            ratio = _ratio(path, family, trial)
+            ratio = _ratio(path, family, trial, attention)
             if ratio is None:
                 differing.append(kernels.FAMILIES[family])
             else:
@@ -53,18 +63,28 @@ def fastest(path: Path, here: Sequence[str], trial: Trial = kernels.trial) -> tu
     return best, ", ".join(notes)
 
 
-def _ratio(path: Path, family: str, trial: Trial) -> float | None:
+def _ratio(path: Path, family: str, trial: Trial, attention: AttentionTrial) -> float | None:
     """Time of a family in times of AVX2's, over types and rows; None where results differ."""
     logs = []
-    for type_name in _TYPES:
-        for rows in _ROWS:
-            case = (type_name, (_INPUTS, _OUTPUTS), rows, _REPEATS)
-            theirs, expected = trial(path, _OLDEST, *case)
-            ours, found = trial(path, family, *case)
-            if not np.array_equal(found, expected):
-                return None
-            logs.append(math.log(ours / theirs))
+    for (theirs, expected), (ours, found) in _pairs(path, family, trial, attention):
+        if not np.array_equal(found, expected):
+            return None
+        logs.append(math.log(ours / theirs))
     return math.exp(sum(logs) / len(logs))
+
+
+def _pairs(
+    path: Path, family: str, trial: Trial, attention: AttentionTrial
+) -> Iterator[tuple[Timed, Timed]]:
+    """The same work by AVX2 and by the family."""
+    for rows in _ROWS:
+        for type_name in _TYPES:
+            case = (type_name, (_INPUTS, _OUTPUTS), rows, _REPEATS)
+            yield trial(path, _OLDEST, *case), trial(path, family, *case)
+        shape = kernels.AttentionShape(_HEADS, _SHARED, rows, _KEYS, _WIDTH)
+        for cache in _CACHES:
+            over = (cache, shape, _REPEATS)
+            yield attention(path, _OLDEST, *over), attention(path, family, *over)
 
 
 def wide_vectors(flags: frozenset[str] | None = None) -> bool:

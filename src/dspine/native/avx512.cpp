@@ -19,7 +19,7 @@ bool runs_here() {
 const Family & avx512_family() {
     static const Kernel kernels[] = {kAvx512Q4_0, kAvx512Q4_1, kAvx512Q5_0, kAvx512Q8_0, kAvx512Q4_K,
                                      kAvx512Q5_K, kAvx512Q6_K, kAvx512F16,  kAvx512BF16};
-    static const Family family = {"avx512", runs_here, kernels, sizeof kernels / sizeof kernels[0], &kAvx2Attention};
+    static const Family family = {"avx512", runs_here, kernels, sizeof kernels / sizeof kernels[0], &kAvx512Attention};
     return family;
 }
 

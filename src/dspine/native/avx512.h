@@ -1,5 +1,5 @@
 // The vectors of the AVX512-VNNI family: a panel of 16 outputs is one register. Every instruction that the
-// family uses beyond AVX2 stands here or in avx512_float.cpp.
+// family uses beyond AVX2 stands here, in avx512_float.cpp or in avx512_attention.cpp.
 #pragma once
 
 #include <immintrin.h>
@@ -66,7 +66,8 @@ struct Vectors512 {
     }
 
     // 16 floats of 16 bits, of the usual form or the upper halves of fp32.
-    static Float half_floats(const void * from) { return _mm512_maskz_cvtph_ps(kAll, halves(from)); }
+    static Float wide(__m256i from) { return _mm512_maskz_cvtph_ps(kAll, from); }
+    static Float half_floats(const void * from) { return wide(halves(from)); }
     static Float brain_floats(const void * from) {
         return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, halves(from)), 16));
     }

@@ -1,8 +1,7 @@
 // Times a product of a family without plugging it in: families are compared on the machine they run on.
-#include <time.h>
+#include "trial.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "families.h"
 #include "packing.h"
@@ -11,32 +10,12 @@ namespace dspine {
 
 namespace {
 
-constexpr size_t kAlign = 64;
-
-// Of this thread, so that other work on the machine disturbs little.
-double seconds_now() {
-    timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
-}
-
-uint32_t next(uint32_t & state) {
-    state = state * 1664525u + 1013904223u;
-    return state >> 8;
-}
-
-uint8_t * aligned(std::vector<uint8_t> & bytes, size_t size) {
-    bytes.assign(size + kAlign, 0);
-    const uintptr_t start = reinterpret_cast<uintptr_t>(bytes.data());
-    return reinterpret_cast<uint8_t *>((start + kAlign - 1) / kAlign * kAlign);
-}
-
 // One matrix with arbitrary weights and rows of arbitrary inputs, the same for every family.
 class Trial {
   public:
     Trial(const Kernel & kernel, int64_t inputs, int64_t outputs, int64_t rows)
         : kernel_(kernel), inputs_(inputs), outputs_(outputs), rows_(rows),
-          step_((size_t(inputs / kernel.unit_inputs) * kernel.activation_bytes + kAlign - 1) / kAlign * kAlign),
+          step_((size_t(inputs / kernel.unit_inputs) * kernel.activation_bytes + kTrialAlign - 1) / kTrialAlign * kTrialAlign),
           values_(size_t(rows * inputs)) {
         uint32_t             state = 1;
         std::vector<uint8_t> file(size_t(outputs * (inputs / kernel.unit_inputs)) * kernel.source_bytes);
