@@ -2,7 +2,8 @@
 
 The context is a document (the benchmark's prompts, one after the other), cut so that the question
 after it begins at the wanted depth. Prefills are timed batch by batch in turn, with and without a
-drafter, so that a disturbance falls on both.
+drafter, so that a disturbance falls on both, and several times over; the least time of each batch
+counts.
 
 python benchmarks/depth.py
 """
@@ -66,10 +67,23 @@ def at_depths(engine: Engine, questions: list[str], predict: int) -> dict[str, A
     return found
 
 
-def prefill(model: Model, drafter: DSpineDrafter, tokens: list[int], threads: int | None) -> Any:
-    """Milliseconds of the same prefill without taps, with taps, and with taps and context K/V."""
+def prefill(
+    model: Model,
+    drafter: DSpineDrafter,
+    tokens: list[int],
+    threads: int | None,
+    *,
+    rounds: int,
+    budget_s: float,
+) -> Any:
+    """Milliseconds of the same prefill without a drafter, and with its taps and context K/V.
+
+    A round that would end after `budget_s` is not begun.
+    """
     n_ctx = len(tokens) + 16
-    ms = {"plain": 0.0, "taps": 0.0, "drafter": 0.0}
+    starts = range(0, len(tokens), BATCH)
+    names = ("plain", "drafter")
+    ms: dict[str, list[list[float]]] = {name: [[] for _ in starts] for name in names}
     targets = {
         name: LlamaTarget(
             Context(
@@ -82,30 +96,45 @@ def prefill(model: Model, drafter: DSpineDrafter, tokens: list[int], threads: in
                 max_outputs=16,
             )
         )
-        for name in ms
+        for name in names
     }
     proposer = DrafterProposer(
         FixedWidth({"dspine": DRAFTS}), drafter, targets["drafter"], max_positions=n_ctx
     )
-    proposer.begin(tokens)
-    for start in range(0, len(tokens), BATCH):
-        chunk = tokens[start : start + BATCH]
-        names = list(ms) if start // BATCH % 2 else list(ms)[::-1]
-        for name in names:
-            started = perf_counter()
-            targets[name].decode(chunk, start, "none")
-            if name == "drafter":
-                proposer.saw_prompt(start, len(chunk))
-                if start + BATCH >= len(tokens):
-                    proposer.flush(len(tokens))
-            targets[name].length()
-            ms[name] += (perf_counter() - started) * 1000.0
+    began, took = perf_counter(), 0.0
+    for turn in range(rounds):
+        if perf_counter() - began + took > budget_s:
+            break
+        turn_began = perf_counter()
+        for target in targets.values():
+            target.clear()
+        proposer.begin(tokens)
+        for index, start in enumerate(starts):
+            chunk = tokens[start : start + BATCH]
+            for name in names if (index + turn) % 2 else names[::-1]:
+                started = perf_counter()
+                targets[name].decode(chunk, start, "none")
+                if name == "drafter":
+                    proposer.saw_prompt(start, len(chunk))
+                    if start + BATCH >= len(tokens):
+                        proposer.flush(len(tokens))
+                targets[name].wait()
+                ms[name][index].append((perf_counter() - started) * 1000.0)
+        took = perf_counter() - turn_began
     for target in targets.values():
         target.context.close()
+    done = len(ms["plain"][0])
+    each = [
+        sum(batch[turn] for batch in ms["plain"]) / sum(batch[turn] for batch in ms["drafter"])
+        for turn in range(done)
+    ]
+    least = {name: sum(map(min, batches)) for name, batches in ms.items()}
     return {
         "tokens": len(tokens),
-        **{f"{name}_ms": round(value, 1) for name, value in ms.items()},
-        "ratio": round(ms["plain"] / ms["drafter"], 4),
+        "rounds": done,
+        **{f"{name}_ms": round(value, 1) for name, value in least.items()},
+        "ratio": round(least["plain"] / least["drafter"], 4),
+        "ratio_of_each_round": [round(ratio, 4) for ratio in each],
     }
 
 
@@ -115,6 +144,8 @@ def main() -> None:
     parser.set_defaults(count=1, predict=48)
     parser.add_argument("--only", choices=("depth", "prefill"))
     parser.add_argument("--prefill-tokens", type=int, default=PREFILL)
+    parser.add_argument("--rounds", type=int, default=3, help="prefills of each kind")
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds for all prefills")
     arguments = parser.parse_args()
     path, drafter = choose_pair(arguments.model, arguments.model_draft)
     if drafter is None:
@@ -139,7 +170,14 @@ def main() -> None:
                 n_threads=arguments.threads or 1,
             ) as network,
         ):
-            document["prefill"] = prefill(model, network, tokens, arguments.threads)
+            document["prefill"] = prefill(
+                model,
+                network,
+                tokens,
+                arguments.threads,
+                rounds=max(1, arguments.rounds),
+                budget_s=arguments.budget,
+            )
             print(document["prefill"])
     common.save("depth", document, arguments.output)
     print(json.dumps(document))

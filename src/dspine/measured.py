@@ -11,8 +11,11 @@ from typing import Any
 FORMAT = 4
 """Of what is kept of a measurement; part of its key."""
 
-DEPTH = 128
+DEPTH = 64
 """Context tokens before the timed rows; decoding them is a good part of a measurement."""
+
+FURTHER = 128
+"""Least tokens between two depths that tell what a longer context costs."""
 
 NOISY = 1.6
 """Typical over best time from which a measurement is used but not kept."""

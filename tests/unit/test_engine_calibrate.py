@@ -174,9 +174,21 @@ def test_a_deep_context_is_timed_as_far_as_the_budget_goes(clock: Clock) -> None
     depth, timing = calibrate.time_deep({True: paced(clock)}, tokens, (1, 8), budget_ms=1e9)
     assert depth == 512 and timing.noise == pytest.approx(1.0)
     assert timing.ms[True] == pytest.approx({1: 6.0 + 5.12, 8: 20.0 + 5.12})
-    # The first 128 tokens take 0.264 s and some, the second ones a little more.
+    # Each 64 tokens take 0.132 s and a little more.
     depth, _ = calibrate.time_deep({True: paced(clock)}, tokens, (1, 8), budget_ms=300.0)
-    assert depth == 256
+    assert depth == 192
+
+
+def test_a_deep_context_goes_on_from_what_is_in_memory(clock: Clock) -> None:
+    target, tokens = paced(clock), [7] * (256 + 8)
+    timing = time_rows({True: target}, tokens, (1, 8), depth=64, keep=True)
+    assert len(target.memory) == 64
+    started = len(target.decoded)
+    depth, further = calibrate.time_deep({True: target}, tokens, (1, 8), held=64, budget_ms=1e9)
+    assert depth == 256 and target.memory == []
+    assert min(position for position, _ in target.decoded[started:]) == 64
+    # 0.01 ms for each token of context.
+    assert further.ms[True][1] - timing.ms[True][1] == pytest.approx(0.01 * 192)
 
 
 def test_the_slope_of_the_costs_comes_from_both_depths() -> None:

@@ -269,7 +269,8 @@ class AdaptiveWidth:
             self._costs.observe_draft(self._draft_ms, outcome.draft_ms, warm=self._warm)
             # What it took, but for stalls of the machine.
             cost += min(outcome.draft_ms or self._draft_ms, STALL * self._draft_ms)
-        if (self._width or self._is_rest) and self._sequences == 1:
+        # Without lookups the alternative is plain decoding, and that loss is bounded above.
+        if (self._width or self._is_rest) and self._free and self._sequences == 1:
             self._trial.gained(self._gain(confirmed, cost))
         self._trial.emitted(len(confirmed))
         self._warm = self._width > 0

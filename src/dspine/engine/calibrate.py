@@ -36,7 +36,7 @@ FEWER_THREADS_FROM = 0.97
 """Share of the time from which fewer threads are preferred: they leave cores to others."""
 
 REPEATS = 5
-ROWS_BUDGET_MS = 1200.0
+ROWS_BUDGET_MS = 1000.0
 DRAFTS_BUDGET_MS = 500.0
 """Time after which nothing is timed again."""
 
@@ -81,12 +81,14 @@ def time_rows(
     depth: int = DEPTH,
     repeats: int = REPEATS,
     budget_ms: float = ROWS_BUDGET_MS,
+    keep: bool = False,
 ) -> RowTiming:
     """Best time of decoding n rows after `depth` of `tokens`, arg-max of every row included.
 
     `targets` are contexts of one model by flash attention setting. Settings and counts (at least
     two) take turns, so that a disturbance does not fall on one of them. The memories are empty
-    afterwards. `tokens` has at least depth + max(counts) entries.
+    afterwards, or with `keep` hold `depth` tokens. `tokens` has at least depth + max(counts)
+    entries.
     """
     for target in targets.values():
         target.clear()
@@ -96,7 +98,10 @@ def time_rows(
         for row in range(count):
             target.argmax(row)
 
-    return _time_after(targets, tokens, depth, counts, finish, repeats, budget_ms)
+    times = _time_after(targets, tokens, depth, counts, finish, repeats, budget_ms)
+    if not keep:
+        _clear(targets)
+    return times
 
 
 def time_deep(
@@ -104,16 +109,16 @@ def time_deep(
     tokens: Sequence[int],
     counts: Sequence[int],
     *,
+    held: int = 0,
     repeats: int = 3,
     budget_ms: float = DEEP_BUDGET_MS,
 ) -> tuple[int, RowTiming]:
     """(depth, times) of a few counts after all of `tokens` that fit the budget.
 
-    The depth is the same for all settings. The last max(counts) tokens are the timed rows.
+    The depth is the same for all settings. The last max(counts) tokens are the timed rows. The
+    memories hold `held` of the tokens, and are empty afterwards.
     """
-    depth, most = 0, max(counts)
-    for target in targets.values():
-        target.clear()
+    depth, most = held, max(counts)
     started = perf_counter()
     while depth + most < len(tokens) and (perf_counter() - started) * 1000.0 < budget_ms:
         end = min(depth + DEPTH, len(tokens) - most)
@@ -123,6 +128,7 @@ def time_deep(
     times = _time_after(
         targets, tokens, depth, counts, lambda target, _: target.wait(), repeats, budget_ms
     )
+    _clear(targets)
     return depth, times
 
 
@@ -275,7 +281,7 @@ def _time_after(
     repeats: int,
     budget_ms: float,
 ) -> RowTiming:
-    """Best time of decoding n rows in memories that hold `depth` of `tokens`, emptied afterwards.
+    """Best time of decoding n rows in memories that hold `depth` of `tokens`, as they do afterwards.
 
     `finish` belongs to the time: it waits for the decode, or looks at its rows.
     """
@@ -294,13 +300,16 @@ def _time_after(
 
     cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
     times = _take_turns(once, cases, len(targets), repeats, budget_ms)
-    for target in targets.values():
-        target.clear()
     best = {
         flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
         for flash in sorted(targets)
     }
     return RowTiming(best, spread(times, len(cases)))
+
+
+def _clear(targets: Mapping[bool, Target]) -> None:
+    for target in targets.values():
+        target.clear()
 
 
 def _take_turns(

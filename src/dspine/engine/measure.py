@@ -17,7 +17,7 @@ from dspine.kernels.build import library_path
 from dspine.llama.context import Context
 from dspine.llama.model import Model
 from dspine.machine import cpu_model, usable_cores
-from dspine.measured import DEPTH, NOISY, Calibration
+from dspine.measured import DEPTH, FURTHER, NOISY, Calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,13 @@ def measure(
             (conditions.n_threads, *conditions.fewer_threads),
             tokens[: min(depth, 36)],
         )
-        rows = calibrate.time_rows(targets, tokens, calibrate.row_counts(most), depth=depth)
+        counts = calibrate.row_counts(most)
+        rows = calibrate.time_rows(targets, tokens, counts, depth=depth, keep=True)
         found = Calibration(rows.ms, {}, max(rows.noise, doubt), depth, n_threads=threads)
         if deep > depth:
             useful = {flash: targets[flash] for flash in calibrate.of_use(rows.ms)}
-            reached, further = calibrate.time_deep(useful, tokens, (1, 4, most))
-            if reached >= depth + DEPTH and further.noise < NOISY:
+            reached, further = calibrate.time_deep(useful, tokens, (1, 4, most), held=depth)
+            if reached >= depth + FURTHER and further.noise < NOISY:
                 found = replace(found, deep=reached, deep_ms=further.ms)
         if drafter is None or file is None:
             return found
