@@ -281,7 +281,7 @@ def _time_after(
     repeats: int,
     budget_ms: float,
 ) -> RowTiming:
-    """Best time of decoding n rows in memories that hold `depth` of `tokens`, as they do afterwards.
+    """Best time of decoding n rows in memories that hold `depth` of `tokens`, then as before.
 
     `finish` belongs to the time: it waits for the decode, or looks at its rows.
     """
