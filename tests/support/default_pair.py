@@ -16,6 +16,7 @@ from dspine.engine.events import Finish, Prefill, Step
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.trace import Trace
 from dspine.llama.context import Context, usable_cores
+from tests.support.fake_target import followed
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
 TASKS = ("gsm8k", "humaneval", "mt-bench")
@@ -35,6 +36,9 @@ class NotingTarget(LlamaTarget):
         best = np.argpartition(logits, -NOTED)[-NOTED:]
         self.noted.append({int(token): float(logits[token]) for token in best})
         return super().argmax(row)
+
+    def follow(self, row: int, drafts: Sequence[int]) -> Sequence[int]:
+        return followed(self, row, drafts)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from dspine.drafters.base import Features
 from dspine.engine.target import LogitRows, Rows, Snapshot
 from dspine.errors import UsageError
+from dspine.llama.taps import RowBuffer
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -25,6 +27,18 @@ def mixing(vocab_size: int, salt: int = 0, memory: int = 3) -> NextToken:
         return (state >> 7) % vocab_size
 
     return choose
+
+
+class _Choosing(Protocol):
+    def argmax(self, row: int) -> int: ...
+
+
+def followed(target: _Choosing, row: int, drafts: Sequence[int]) -> list[int]:
+    """What `Target.follow` gives, row by row."""
+    tokens = [target.argmax(row)]
+    while len(tokens) <= len(drafts) and tokens[-1] == drafts[len(tokens) - 1]:
+        tokens.append(target.argmax(row + len(tokens)))
+    return tokens
 
 
 class FakeTarget:
@@ -82,6 +96,9 @@ class FakeTarget:
         self.rows_asked.append(row)
         return self.next_token(self.decoded_prefix(row))
 
+    def follow(self, row: int, drafts: Sequence[int]) -> Sequence[int]:
+        return followed(self, row, drafts)
+
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         values = np.zeros(self.vocab_size, np.float32)
         values[self.argmax(row)] = 1.0
@@ -95,9 +112,8 @@ class FakeTarget:
             [[self._first + i, tokens[i]] for i in range(first, first + count)], np.float32
         ).reshape(count, 2)
 
-    def copy_features(self, first: int, count: int, out: memoryview) -> None:
-        data = self.features(first, count).tobytes()
-        out[: len(data)] = data
+    def copy_features(self, first: int, count: int, out: RowBuffer, place: int) -> None:
+        out.rows[place : place + count] = self.features(first, count)
 
     def hide_rows(self, first: int, end: int) -> None:
         """Only rows first ... end - 1 of the last decode have logits."""

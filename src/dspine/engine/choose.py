@@ -60,6 +60,14 @@ class ChoiceListener(Protocol):
 class Chooser(Protocol):
     """One request's way from rows to tokens."""
 
+    def follow(self, row: int, drafts: Sequence[int]) -> Sequence[int] | None:
+        """All choices of a verify at once, where each depends on its row alone; None where they
+        are to be asked for one by one.
+
+        They are those after row `row` and after the rows behind it as long as each is the draft
+        there: 1 to len(drafts) + 1. They need not be accepted.
+        """
+
     def choose(self, row: int, drawn: Drawn | None = None) -> int:
         """The token after row `row` of the last decode, given every token accepted so far.
 
@@ -103,6 +111,11 @@ class GreedyChooser:
         self._target = target
         self._constraint = constraint
         self._listener = listener
+
+    def follow(self, row: int, drafts: Sequence[int]) -> Sequence[int] | None:
+        if self._constraint is None and self._listener is None:
+            return self._target.follow(row, drafts)
+        return None
 
     def choose(self, row: int, drawn: Drawn | None = None) -> int:  # noqa: ARG002 - a draft changes nothing
         token = self._target.argmax(row)

@@ -32,6 +32,8 @@ class Emitter:
         self._may_stop = not self._stop.is_empty
         self._count = 0
         self._text = ""
+        self._pending: list[int] = []
+        """Tokens whose text nobody needed so far."""
 
     @property
     def remaining(self) -> int | None:
@@ -47,13 +49,13 @@ class Emitter:
         if self._is_end(token):
             self._flush()
             return "stop"
-        text = self._detokeniser.push(token)
         if self._may_stop:
-            text, stopped = self._stop.push(text)
+            text, stopped = self._stop.push(self._detokeniser.push(token))
+            self._text += text
             if stopped:
-                self._text += text
                 return "stop"
-        self._text += text
+        else:
+            self._pending.append(token)
         if self._max_tokens is not None and self._count >= self._max_tokens:
             self._flush()
             return "length"
@@ -61,6 +63,7 @@ class Emitter:
 
     def take_text(self) -> str:
         """Text that became certain since the last call."""
+        self._read()
         text, self._text = self._text, ""
         return text
 
@@ -71,15 +74,24 @@ class Emitter:
 
     def mark(self) -> EmitterMark:
         """State to return to with `restore`."""
+        self._read()
         return self._count, self._detokeniser.mark(), self._stop.mark(), self._text
 
     def restore(self, mark: EmitterMark) -> None:
         """Undo everything pushed since `mark`."""
+        self._pending.clear()
         self._count, detokeniser, stop, self._text = mark
         self._detokeniser.restore(detokeniser)
         self._stop.restore(stop)
 
+    def _read(self) -> None:
+        """Turn what is pending into text."""
+        if self._pending:
+            self._text += self._detokeniser.push_all(self._pending)
+            self._pending.clear()
+
     def _flush(self) -> None:
+        self._read()
         text, stopped = self._stop.push(self._detokeniser.flush())
         self._text += text
         if not stopped:

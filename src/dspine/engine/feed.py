@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from dspine.drafters.base import Drafter, Features
 from dspine.engine.target import Target
+from dspine.llama.taps import RowBuffer
 
 MAX_PENDING = 256
 """Rows kept back before they are handed over although no draft was asked for."""
@@ -19,8 +18,7 @@ class FeatureFeed:
 
     def __init__(self, target: Target, drafter: Drafter, seq: int) -> None:
         self._target, self._drafter, self._seq = target, drafter, seq
-        self._rows: Features | None = None
-        self._bytes, self._row_bytes = memoryview(b""), 0
+        self._rows: RowBuffer | None = None
         self._first = 0
         self._count = 0
 
@@ -50,19 +48,19 @@ class FeatureFeed:
             return
         if not self._count:
             self._first = position
-        self._target.copy_features(row, count, self._bytes[self._count * self._row_bytes :])
+        self._target.copy_features(row, count, self._rows, self._count)
         self._count += count
 
     def _begin(self, position: int, features: Features) -> None:
         """The first rows of all, or more of them than can wait."""
         if self._rows is None:
-            self._rows = np.empty((MAX_PENDING, features.shape[1]), np.float32)
-            self._bytes = self._rows.data.cast("B")
-            self._row_bytes = self._rows.strides[0]
+            self._rows = RowBuffer(MAX_PENDING, features.shape[1])
+            # Else the first steps would wait for the system to find memory, page by page.
+            self._rows.rows.fill(0.0)
         if len(features) > MAX_PENDING:
             self._add(position, features)
             return
-        self._rows[: len(features)] = features
+        self._rows.rows[: len(features)] = features
         self._first, self._count = position, len(features)
 
     def flush(self, anchor_position: int) -> None:
@@ -71,7 +69,7 @@ class FeatureFeed:
             return
         skip = max(0, self._drafter.first_visible(anchor_position) - self._first)
         if skip < self._count:
-            self._add(self._first + skip, self._rows[skip : self._count])
+            self._add(self._first + skip, self._rows.rows[skip : self._count])
         self._count = 0
 
     def truncate(self, length: int) -> None:

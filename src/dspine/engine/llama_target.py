@@ -11,6 +11,7 @@ from dspine.drafters.base import Features
 from dspine.engine.target import LogitRows, Rows, Snapshot
 from dspine.llama.batch import Batch
 from dspine.llama.context import Context
+from dspine.llama.taps import RowBuffer
 
 
 class LlamaTarget:
@@ -39,14 +40,17 @@ class LlamaTarget:
     def argmax(self, row: int) -> int:
         return self.context.argmax(self.first_row + row)
 
+    def follow(self, row: int, drafts: Sequence[int]) -> Sequence[int]:
+        return self.context.follow(self.first_row + row, drafts)
+
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         return self.context.logits(self.first_row + row)
 
     def features(self, first: int, count: int) -> Features:
         return self.context.features(self.first_row + first, count)
 
-    def copy_features(self, first: int, count: int, out: memoryview) -> None:
-        self.context.copy_features(self.first_row + first, count, out)
+    def copy_features(self, first: int, count: int, out: RowBuffer, place: int) -> None:
+        self.context.copy_features(self.first_row + first, count, out, place)
 
     def clear(self) -> None:
         if self.context.n_sequences == 1:

@@ -117,6 +117,9 @@ class SamplingChooser:
         self._constraint = constraint
         self._listener = listener
 
+    def follow(self, _row: int, _drafts: Sequence[int]) -> Sequence[int] | None:
+        return None
+
     def choose(self, row: int, drawn: Drawn | None = None) -> int:
         logits = self._target.logits(row)
         permitted = logits

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.base import Features
+from dspine.llama.taps import RowBuffer
 
 LogitRows = Literal["all", "none"] | int
 """Of a decode: all rows, none, or the last so many."""
@@ -55,14 +56,19 @@ class Target(Protocol):
     def argmax(self, row: int) -> int:
         """Most likely token after row `row` of the last decode (lowest id on a tie)."""
 
+    def follow(self, row: int, drafts: Sequence[int]) -> Sequence[int]:
+        """`argmax` of `row` and of the rows behind it, as long as each is the draft that was
+        decoded there: 1 to len(drafts) + 1 tokens.
+        """
+
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Logits after row `row`, shape (vocab,); valid until the next decode."""
 
     def features(self, first: int, count: int) -> Features:
         """Copy of the tapped rows first ... first + count - 1 of the last decode."""
 
-    def copy_features(self, first: int, count: int, out: memoryview) -> None:
-        """The same into memory of bytes that has room for them."""
+    def copy_features(self, first: int, count: int, out: RowBuffer, place: int) -> None:
+        """The same to rows `place`, `place + 1`, ... of `out`."""
 
     def clear(self) -> None:
         """Forget everything."""

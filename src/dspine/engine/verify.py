@@ -30,10 +30,13 @@ def accept_rows(
     """Take the chooser's tokens row by row as long as they confirm the draft after them.
 
     Row `first_row` + i is the target's answer after the anchor and i accepted drafts. No row
-    beyond the first mismatch is looked at. An end token, a stop string or `max_tokens` ends the
+    beyond the first mismatch counts. An end token, a stop string or `max_tokens` ends the
     step at once, so that no later draft is emitted or kept. `drawn` are the drafts that were
     drawn; it may have one more than `drafts`, the next one, which the bonus row then judges.
     """
+    followed = chooser.follow(first_row, drafts)
+    if followed is not None:
+        return _emit(followed, drafts, emitter)
     tokens: list[int] = []
     row = 0
     while True:
@@ -45,3 +48,13 @@ def accept_rows(
         row += matches
         if reason is not None or not matches:
             return Verdict(tuple(tokens), row, reason)
+
+
+def _emit(tokens: Sequence[int], drafts: Sequence[int], emitter: Emitter) -> Verdict:
+    """The verdict on choices that are made: the first ones are drafts, the last one need not be."""
+    for row, token in enumerate(tokens):
+        reason = emitter.push(token)
+        if reason is not None:
+            matches = row < len(drafts) and drafts[row] == token
+            return Verdict(tuple(tokens[: row + 1]), row + matches, reason)
+    return Verdict(tuple(tokens), len(tokens) - 1, None)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import CapacityError, ClosedError, LibraryError, UsageError
+from dspine.ggml import kernels
 from dspine.llama.batch import Batch
 from dspine.llama.cache_size import CACHE_TYPES, check_cache, free_state_bytes
 from dspine.llama.checks import require_count
 from dspine.llama.log import capture
 from dspine.llama.memory import Memory
 from dspine.llama.model import Model, _Handle
+from dspine.llama.results import BestTokens
 from dspine.llama.state import State
 from dspine.llama.taps import (
     PUBLISHING_ARCHITECTURES,
     CallbackTaps,
     LastingView,
     LayerInputTaps,
+    RowBuffer,
     Rows,
     TapReader,
     check_taps,
@@ -98,7 +102,7 @@ class Context:
         self.n_threads = n_threads or physical_cores()
         self._native = handle.native
         self._vocab_size = model.vocab_size
-        self._hidden_size = model.hidden_size
+        self._tapped_size = len(taps) * model.hidden_size
         self._output_size = model.output_size
         self._wanted = b""  # one byte per row of the last decode, 1 where it has logits
         native_ctx = n_ctx if shared_cache else n_ctx * n_sequences
@@ -165,6 +169,12 @@ class Context:
                 self._tap_reader = LayerInputTaps(
                     handle.native, pointer, taps, model.hidden_size, rows
                 )
+            plug_in = kernels.installed()
+            self._best: BestTokens | None = None
+            if plug_in is not None:
+                self._best = BestTokens(
+                    plug_in.library, handle.native.logits_row, self.max_outputs, self._vocab_size
+                )
             self.snapshots: int = api.llama_n_rs_seq(pointer) if model.is_recurrent else 0
             self.state = State(
                 api,
@@ -176,7 +186,7 @@ class Context:
                 lambda: free_state_bytes(model),
             )
             self.memory = Memory(
-                api,
+                handle.native,
                 self._memory_pointer,
                 n_sequences,
                 shared_cache,
@@ -220,6 +230,23 @@ class Context:
         """The most likely token after batch row `row` (the lowest id among equals)."""
         return int(self.logits(row).argmax())
 
+    def follow(self, first: int, drafts: Sequence[int]) -> Sequence[int]:
+        """The most likely tokens after batch row `first` and after those behind it, as long as
+        each is the draft that was decoded there: 1 to len(drafts) + 1 tokens.
+        """
+        end, best, wanted = first + len(drafts) + 1, self._best, self._wanted
+        # Rows without logits, and logits that are no numbers, are for `argmax` to judge.
+        if best is not None and 0 <= first < end <= len(wanted) and wanted.find(0, first, end) < 0:
+            tokens = best.follow(self._pointer(), first, drafts)
+            if tokens:
+                return tokens
+        found: list[int] = []
+        for row in range(first, end):
+            found.append(self.argmax(row))
+            if row + 1 < end and found[-1] != drafts[row - first]:
+                break
+        return found
+
     def hidden(self, row: int) -> Rows:
         """float32 view (output size,) on the last hidden state of `row`, after the final norm.
 
@@ -238,14 +265,22 @@ class Context:
         Shape (count, taps * hidden size), taps in the order they were named.
         """
         reader = self._tapped(first, count)
-        out = np.empty((count, len(self.taps) * self._hidden_size), dtype=np.float32)
+        out = RowBuffer(count, self._tapped_size)
         if count:
-            reader.copy(first, count, out.data.cast("B"))
-        return out
+            reader.copy(first, count, out, 0)
+        return out.rows
 
-    def copy_features(self, first: int, count: int, out: memoryview) -> None:
-        """The same rows as bytes to the beginning of `out`."""
-        self._tapped(first, count).copy(first, count, out)
+    def copy_features(self, first: int, count: int, out: RowBuffer, place: int) -> None:
+        """The same rows to rows `place`, `place + 1`, ... of `out`, which must be as wide.
+
+        UsageError where they do not fit.
+        """
+        if place < 0 or place + count > len(out.rows) or out.rows.shape[1] != self._tapped_size:
+            raise UsageError(
+                f"{count} feature rows of {self._tapped_size} at row {place} do not fit into "
+                f"{out.rows.shape}"
+            )
+        self._tapped(first, count).copy(first, count, out, place)
 
     def _tapped(self, first: int, count: int) -> TapReader:
         if not self.taps or self._tap_reader is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from dspine.errors import UsageError
+from dspine.llama.native import Native
 
 
 class Memory:
@@ -13,7 +13,7 @@ class Memory:
 
     def __init__(
         self,
-        api: Any,
+        native: Native,
         pointer: Callable[[], int],
         n_sequences: int,
         shared_cache: bool,
@@ -24,7 +24,8 @@ class Memory:
 
         `changed(sequence, start)` hears that positions from `start` on are gone.
         """
-        self._api = api
+        self._api = native.api
+        self._remove, self._last = native.remove_positions, native.last_position
         self._pointer = pointer
         self._n_sequences = n_sequences
         self._shared_cache = shared_cache
@@ -43,7 +44,7 @@ class Memory:
             raise UsageError(f"position {start} is negative: positions start at 0")
         if end < 0 and not self._window_remains(sequence, start):
             return False
-        done = bool(self._api.llama_memory_seq_rm(self._pointer(), sequence, start, end))
+        done = self._remove(self._pointer(), sequence, start, end)
         if done:
             self._changed(sequence, start)
         return done
@@ -57,7 +58,7 @@ class Memory:
     def last_position(self, sequence: int) -> int:
         """Last position that is present, -1 when the sequence is empty."""
         self._check(sequence)
-        return int(self._api.llama_memory_seq_pos_max(self._pointer(), sequence))
+        return self._last(self._pointer(), sequence)
 
     def first_position(self, sequence: int) -> int:
         """First position that is present, -1 when the sequence is empty.

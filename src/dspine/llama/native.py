@@ -79,7 +79,8 @@ class Native:
     """The loaded library: `api` is llama_cpp.llama_cpp, the rest are direct bindings.
 
     Pointers are plain integers here. `set_tap` and `get_tap` are None when this build does not
-    export them; `get_tensor` likewise.
+    export them; `get_tensor` likewise. What takes microseconds keeps Python's lock: giving it up
+    would let another thread in between, for as long as that likes.
     """
 
     api: Any
@@ -90,6 +91,8 @@ class Native:
     set_tap: Callable[[int, int, bool], None] | None
     get_tap: Callable[[int, int], int | None] | None
     get_tensor: Callable[[int, bytes], int | None] | None
+    remove_positions: Callable[[int, int, int, int], bool]
+    last_position: Callable[[int, int], int]
 
 
 def shared_library_name(stem: str) -> str:
@@ -121,15 +124,19 @@ def bind(api: Any, folder: Path) -> Native:
         api=api,
         decode=_function(lib, "llama_decode", [pointer, api.llama_batch], number),
         synchronize=_function(lib, "llama_synchronize", [pointer], None),
-        logits_row=_function(lib, "llama_get_logits_ith", [pointer, number], pointer),
-        hidden_row=_function(lib, "llama_get_embeddings_ith", [pointer, number], pointer),
+        logits_row=_quick(lib, "llama_get_logits_ith", [pointer, number], pointer),
+        hidden_row=_quick(lib, "llama_get_embeddings_ith", [pointer, number], pointer),
         set_tap=_function(lib, SET_TAP, [pointer, ctypes.c_uint32, ctypes.c_bool], None)
         if taps
         else None,
-        get_tap=_function(lib, GET_TAP, [pointer, ctypes.c_uint32], pointer) if taps else None,
+        get_tap=_quick(lib, GET_TAP, [pointer, ctypes.c_uint32], pointer) if taps else None,
         get_tensor=_function(lib, GET_TENSOR, [pointer, ctypes.c_char_p], pointer)
         if tensors
         else None,
+        remove_positions=_quick(
+            lib, "llama_memory_seq_rm", [pointer, number, number, number], ctypes.c_bool
+        ),
+        last_position=_quick(lib, "llama_memory_seq_pos_max", [pointer, number], number),
     )
 
 
@@ -153,3 +160,8 @@ def _function(lib: Any, name: str, arguments: list[Any], result: Any) -> Any:
     # A prototype of its own: attributes of a CDLL are shared with llama-cpp-python, whose
     # signatures return typed pointers that cost a conversion on every call.
     return ctypes.CFUNCTYPE(result, *arguments)((name, lib))
+
+
+def _quick(lib: Any, name: str, arguments: list[Any], result: Any) -> Any:
+    """The same for what is quicker than letting other threads run."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, lib))

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.errors import LibraryError, UsageError
+from dspine.ggml import kernels
 from dspine.ggml import library as ggml_library
 from dspine.llama.checks import require_count
 from dspine.llama.native import Native
+from dspine.llama.results import TapCopy
 
 Rows = npt.NDArray[np.float32]
 
@@ -57,8 +59,20 @@ class TapReader(Protocol):
     def rows(self, index: int, count: int) -> Rows:
         """The first `count` rows of tap number `index` (count, hidden) of the last decode."""
 
-    def copy(self, first: int, count: int, out: memoryview) -> None:
-        """Rows first ... first + count - 1 into the bytes of `out`, each with its taps in turn."""
+    def copy(self, first: int, count: int, out: RowBuffer, place: int) -> None:
+        """Rows first ... first + count - 1 to row `place` of `out` and those after it, each with
+        its taps in turn.
+        """
+
+
+class RowBuffer:
+    """Room for `count` rows of `width` numbers that is written again and again."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self.rows: Rows = np.empty((count, width), np.float32)
+        self.row_bytes = 4 * width
+        self.bytes = self.rows.data.cast("B") if self.rows.size else memoryview(b"")
+        self.address: int = self.rows.ctypes.data
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
@@ -88,6 +102,10 @@ class LayerInputTaps:
         self._row_bytes = 4 * hidden_size
         self._views = [LastingView(capacity, hidden_size) for _ in taps]
         self._layers = [tap + 1 for tap in taps]
+        plug_in = kernels.installed()
+        self._copy: TapCopy | None = None
+        if plug_in is not None:
+            self._copy = TapCopy(plug_in.library, native.get_tap, self._layers, self._row_bytes)
         for layer in self._layers:
             native.set_tap(context, layer, True)
 
@@ -97,24 +115,34 @@ class LayerInputTaps:
     def rows(self, index: int, count: int) -> Rows:
         return self._views[index].at(self._address(self._layers[index]))[:count]
 
-    def copy(self, first: int, count: int, out: memoryview) -> None:
-        # In few calls: right after a decode each piece of code costs more than the copying.
-        read, context, size, place = self._read, self._context, self._row_bytes, 0
-        begin = first * size
+    def copy(self, first: int, count: int, out: RowBuffer, place: int) -> None:
+        begin, size = place * out.row_bytes, self._row_bytes
+        if self._copy is not None:
+            missing = self._copy.copy(self._context, first, count, out.address + begin)
+            if missing is not None:
+                raise self._no_buffer(self._layers[missing])
+            return
         for layer, view in zip(self._layers, self._views, strict=True):
-            address = read(context, layer)
-            rows = view.bytes if address == view.address else view.bytes_at(self._address(layer))
-            if count == 1:
-                out[place : place + size] = rows[begin : begin + size]
-            else:
-                _copy_rows(rows, first, count, size, out, place, size * len(self._views))
-            place += size
+            _copy_rows(
+                view.bytes_at(self._address(layer)),
+                first,
+                count,
+                size,
+                out.bytes,
+                begin,
+                out.row_bytes,
+            )
+            begin += size
 
     def _address(self, layer: int) -> int:
         address = self._read(self._context, layer)
         if not address:
-            raise LibraryError(f"the library gave no buffer for tap {layer - 1}")
+            raise self._no_buffer(layer)
         return address
+
+    @staticmethod
+    def _no_buffer(layer: int) -> LibraryError:
+        return LibraryError(f"the library gave no buffer for tap {layer - 1}")
 
 
 class CallbackTaps:
@@ -151,11 +179,12 @@ class CallbackTaps:
             )
         return self._buffers[index][:count]
 
-    def copy(self, first: int, count: int, out: memoryview) -> None:
+    def copy(self, first: int, count: int, out: RowBuffer, place: int) -> None:
         for index in range(len(self._taps)):
             rows = self.rows(index, first + count).data.cast("B")
             size = 4 * self._hidden_size
-            _copy_rows(rows, first, count, size, out, index * size, len(self._taps) * size)
+            begin = place * out.row_bytes + index * size
+            _copy_rows(rows, first, count, size, out.bytes, begin, out.row_bytes)
 
     def _on_node(self, pointer: int, ask: bool, _user: object) -> bool:
         # ctypes swallows exceptions here, so a problem is kept and raised when rows are read.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 DetokeniserState = bytes
 """Bytes held back."""
@@ -22,7 +22,13 @@ class Detokeniser:
 
     def push(self, token: int) -> str:
         """Text that became certain with this token, often all of it, sometimes none."""
-        data = self._held + self._piece(token)
+        return self._decoded(self._held + self._piece(token))
+
+    def push_all(self, tokens: Iterable[int]) -> str:
+        """The same for several tokens, whose texts follow each other."""
+        return self._decoded(self._held + b"".join(map(self._piece, tokens)))
+
+    def _decoded(self, data: bytes) -> str:
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text

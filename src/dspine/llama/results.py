@@ -1,0 +1,91 @@
+"""What a step reads of a decode, in one native call each; only where the CPU kernels run.
+
+Right after a decode the processor's caches hold weights, so a call costs what its code does, not
+its work. Without the kernels the same is read row by row in Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+
+
+class BestTokens:
+    """The most likely tokens of consecutive rows, as long as they are the drafts there."""
+
+    def __init__(
+        self, library: ctypes.CDLL, logits_row: Callable[..., object], most: int, vocab: int
+    ) -> None:
+        """`library` has the CPU kernels; `logits_row` is llama.cpp's function for a row's logits.
+        Up to `most` rows.
+        """
+        self._call = _function(
+            library, "dspine_results_follow", [_POINTER, _POINTER, _INT, _INT, _LONG, _POINTER]
+        )
+        self._logits_row = address_of(logits_row)
+        self._vocab = vocab
+        self._tokens = np.zeros(most + 1, np.int32)
+        self._bytes = self._tokens.data.cast("B")
+        self._address: int = self._tokens.ctypes.data
+
+    def follow(self, context: int, first: int, drafts: Sequence[int]) -> tuple[int, ...]:
+        """From row `first` of the last decode on; nothing where a logit is no number."""
+        count = len(drafts)
+        _numbers(count).pack_into(self._bytes, 0, *drafts)
+        found = self._call(context, self._logits_row, first, count, self._vocab, self._address)
+        return _numbers(max(0, found)).unpack_from(self._bytes)
+
+
+class TapCopy:
+    """Copies rows of all taps."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        get_tap: Callable[..., object],
+        layers: Sequence[int],
+        row_bytes: int,
+    ) -> None:
+        """`library` as before; `get_tap` is llama.cpp's function for the rows of a layer."""
+        self._call = _function(
+            library,
+            "dspine_results_copy_taps",
+            [*[_POINTER] * 3, _INT, _LONG, _INT, _INT, _POINTER],
+        )
+        self._get_tap = address_of(get_tap)
+        self._layers = np.array(layers, np.uint32)
+        self._ids: int = self._layers.ctypes.data
+        self._count, self._row_bytes = len(layers), row_bytes
+
+    def copy(self, context: int, first: int, count: int, address: int) -> int | None:
+        """Rows first ... first + count - 1 to `address`, row after row; the number of the first
+        tap that has none.
+        """
+        done: int = self._call(
+            context, self._get_tap, self._ids, self._count, self._row_bytes, first, count, address
+        )
+        return done if done < self._count else None
+
+
+def address_of(function: Callable[..., object]) -> int:
+    """Where a function of a library begins."""
+    address = ctypes.cast(function, _POINTER).value  # type: ignore[arg-type]  # a ctypes function
+    assert address is not None
+    return address
+
+
+@cache
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"{count}i")
+
+
+def _function(library: ctypes.CDLL, name: str, arguments: list[Any]) -> Callable[..., int]:
+    # Without giving up Python's lock: these take microseconds.
+    return ctypes.PYFUNCTYPE(_INT, *arguments)((name, library))
