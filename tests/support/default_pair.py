@@ -16,7 +16,6 @@ from dspine.engine.events import Finish, Prefill, Step
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.trace import Trace
 from dspine.llama.context import Context, usable_cores
-from tests.support.fake_target import followed
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
 TASKS = ("gsm8k", "humaneval", "mt-bench")
@@ -32,13 +31,19 @@ class NotingTarget(LlamaTarget):
         self.noted: list[dict[int, float]] = []
 
     def argmax(self, row: int) -> int:
-        logits = self.logits(row)
-        best = np.argpartition(logits, -NOTED)[-NOTED:]
-        self.noted.append({int(token): float(logits[token]) for token in best})
+        self._note(row)
         return super().argmax(row)
 
     def follow(self, row: int, drafts: Sequence[int]) -> Sequence[int]:
-        return followed(self, row, drafts)
+        tokens = super().follow(row, drafts)
+        for place in range(row, row + len(tokens)):
+            self._note(place)
+        return tokens
+
+    def _note(self, row: int) -> None:
+        logits = self.logits(row)
+        best = np.argpartition(logits, -NOTED)[-NOTED:]
+        self.noted.append({int(token): float(logits[token]) for token in best})
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,10 @@ def respond(
             tokens = tuple(token for step in steps for token in step.tokens)
             text = "".join(step.text for step in steps)
             answer = Answer(tokens, text, event.reason, event.stats)
-            assert len(target.noted) == len(tokens), "a row was asked for that gave no token"
-            return Outcome(answer, trace, tuple(steps), tuple(target.noted), outside_ms)
+            # Rows behind the end of the answer may have been looked at, and count no more.
+            noted = tuple(target.noted[: len(tokens)])
+            assert len(noted) == len(tokens), "a token came from no row"
+            return Outcome(answer, trace, tuple(steps), noted, outside_ms)
     raise AssertionError("the answer had no end")
 
 

@@ -39,8 +39,7 @@ class Drawn:
     probabilities: npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """The chain a drafter chose for one block: at most width - 1 tokens, slot 1 first."""
 
     tokens: tuple[int, ...]

@@ -226,7 +226,7 @@ class DrafterProposer:
 
     def can_draft(self, ask: Ask) -> bool:
         """Whether it is on and the anchor within its reach."""
-        return self._on() and ask.position + 1 < self._max_positions
+        return self.disabled_reason is None and ask.position + 1 < self._max_positions
 
     def propose(self, ask: Ask) -> Proposal:
         return self.draft(ask, ask.limit)
@@ -234,8 +234,15 @@ class DrafterProposer:
     def draft(self, ask: Ask, limit: int) -> Proposal:
         """At most `limit` drafts, which may be fewer than the ask's."""
         width = self._width(ask, limit)
-        draft = self._guarded(lambda: self._draft(ask, width)) if width else None
-        return NOTHING if draft is None else self.proposal(draft)
+        if not width:
+            return NOTHING
+        try:
+            self._feed.flush(ask.position)
+            draft = self._drafter.draft(self._seq, ask.anchor, width, ask.draw)
+        except Exception as error:  # noqa: BLE001 - any failure of a drafter is survivable
+            self._failed(error)
+            return NOTHING
+        return self.proposal(draft)
 
     def wish(self, ask: Ask, limit: int) -> DraftAsk | None:
         """The same, as a draft to be made outside; hands over what waits for it."""
@@ -258,9 +265,15 @@ class DrafterProposer:
 
     def _width(self, ask: Ask, limit: int) -> int:
         """Of the block for at most `limit` drafts; 0 where there can be none."""
-        count = min(limit, self._policy.most(DRAFTER), self._max_positions - ask.position - 1)
-        count = min(count, self._drafter.block_size - 1)
-        return count + 1 if count > 0 and self._on() else 0
+        if self.disabled_reason is not None:
+            return 0
+        count = min(
+            limit,
+            self._policy.most(DRAFTER),
+            self._max_positions - ask.position - 1,
+            self._drafter.block_size - 1,
+        )
+        return count + 1 if count > 0 else 0
 
     def confirm(self, confirmed: Confirmed) -> None:
         position, row, tokens = confirmed
@@ -284,10 +297,6 @@ class DrafterProposer:
     def _flushed(self, position: int) -> bool:
         self._feed.flush(position)
         return True
-
-    def _draft(self, ask: Ask, width: int) -> Draft:
-        self._feed.flush(ask.position)
-        return self._drafter.draft(self._seq, ask.anchor, width, ask.draw)
 
     def _guarded(self, action: Callable[[], T]) -> T | None:
         """The answer goes on without the drafter, whatever it met; the reason is kept."""

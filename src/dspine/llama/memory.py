@@ -42,7 +42,7 @@ class Memory:
         self._check(sequence)
         if start < 0:
             raise UsageError(f"position {start} is negative: positions start at 0")
-        if end < 0 and not self._window_remains(sequence, start):
+        if self._window and end < 0 and not self._window_remains(sequence, start):
             return False
         done = self._remove(self._pointer(), sequence, start, end)
         if done:
@@ -91,9 +91,7 @@ class Memory:
 
     def _window_remains(self, sequence: int, start: int) -> bool:
         """Whether a next token at `start` would find all that its window shows."""
-        if not self._window or start == 0:
-            return True
-        return self.first_position(sequence) <= max(0, start - self._window + 1)
+        return start == 0 or self.first_position(sequence) <= max(0, start - self._window + 1)
 
     def _check(self, sequence: int) -> None:
         if not 0 <= sequence < self._n_sequences:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from dspine.drafters.base import Draft, Draw, Drawn
 from dspine.errors import UsageError
+from dspine.ggml import kernels
+from dspine.ggml.walk import NativeWalk
 
 
 class Chain:
@@ -33,6 +35,10 @@ class Chain:
                 f"({slots - 1}, {k}, {k}), not {first_row.shape} and {table.shape}"
             )
         self.candidates, self.first_row, self.table = candidates, first_row, table
+        plug_in, arrays = kernels.installed(), (candidates, first_row, table)
+        self._native: NativeWalk | None = None
+        if plug_in is not None and all(array.flags.c_contiguous for array in arrays):
+            self._native = NativeWalk(plug_in.library, *arrays)
         # Plain views of the rows: right after a decode a NumPy call costs more than a loop.
         self._ids = [_bytes(row).cast("i") for row in candidates]
         self._first = _bytes(first_row).cast("f")
@@ -46,6 +52,14 @@ class Chain:
         one is drawn: they may decide how much is verified, which must not depend on what was
         drawn. Raises FloatingPointError for scores that are not numbers.
         """
+        tokens, scores = self._best() if self._native is None else self._native.best()
+        if draw is None:
+            return Draft(tokens, scores)
+        drawn = _draw(self.candidates, self.first_row, self.table, draw)
+        kept = drawn if draw.with_distributions else ()
+        return Draft(tuple(one.token for one in drawn), scores, kept)
+
+    def _best(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         tokens: list[int] = []
         scores: list[float] = []
         numbers, rest = self._first, iter(self._later)
@@ -62,11 +76,7 @@ class Chain:
             later = next(rest, None)
             if later is not None:
                 numbers = later[column]
-        if draw is None:
-            return Draft(tuple(tokens), tuple(scores))
-        drawn = _draw(self.candidates, self.first_row, self.table, draw)
-        kept = drawn if draw.with_distributions else ()
-        return Draft(tuple(one.token for one in drawn), tuple(scores), kept)
+        return tuple(tokens), tuple(scores)
 
 
 def _bytes(row: npt.NDArray[Any]) -> memoryview:

@@ -1,4 +1,4 @@
-"""What is read of a decode in one native call, against NumPy."""
+"""What is done in one native call of its own, against NumPy and Python."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspine.drafters.backbone.chain import Chain
 from dspine.ggml import kernels
 from dspine.ggml import library as ggml_library
+from dspine.ggml.walk import NativeWalk
 from dspine.kernels.build import build, is_supported, library_path
 from dspine.llama.library import find_library
 from dspine.llama.results import BestTokens, TapCopy
@@ -98,3 +100,32 @@ def test_taps_are_copied_row_by_row(missing: int | None, compiled: ctypes.CDLL) 
     if missing is None:
         assert not out[0].any()
         assert np.array_equal(out[1:], values[:, 1:3].transpose(1, 0, 2).reshape(2, -1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    slots=st.integers(1, 7),
+    k=st.sampled_from((1, 2, 16)),
+    seed=st.integers(0, 9999),
+    ties=st.booleans(),
+)
+def test_the_walk_is_that_of_python(
+    slots: int, k: int, seed: int, ties: bool, compiled: ctypes.CDLL
+) -> None:
+    chance = np.random.default_rng(seed)
+    ids = chance.integers(0, 50_000, (slots, k)).astype(np.int32)
+    scores = chance.normal(0, 4, k + (slots - 1) * k * k).astype(np.float32)
+    scores = scores.round() if ties else scores
+    first, table = scores[:k].copy(), scores[k:].reshape(slots - 1, k, k).copy()
+    expected = Chain(ids, first, table).walk()
+    tokens, found = NativeWalk(compiled, ids, first, table).best()
+    assert tokens == expected.tokens
+    assert found == pytest.approx(expected.scores, rel=1e-12)
+
+
+def test_a_walk_over_what_is_no_number_is_an_error(compiled: ctypes.CDLL) -> None:
+    ids, table = np.zeros((1, 3), np.int32), np.zeros((0, 3, 3), np.float32)
+    for odd in (np.nan, np.inf):
+        walk = NativeWalk(compiled, ids, np.array([0, odd, 1], np.float32), table)
+        with pytest.raises(FloatingPointError, match="not numbers"):
+            walk.best()
