@@ -220,10 +220,12 @@ class FixedWidth:
 
         What a grammar forces corrects either of them.
         """
-        forced = [proposal for proposal in free if proposal.proposer == "grammar"]
-        self._forced = forced[0] if forced else NOTHING
-        others = [proposal for proposal in free if proposal.proposer != "grammar"]
-        self._found = max(others, key=_first_score, default=NOTHING)
+        self._found = self._forced = NOTHING
+        for proposal in free:
+            if proposal.proposer == "grammar":
+                self._forced = proposal
+            elif not self._found.tokens or _first_score(proposal) > _first_score(self._found):
+                self._found = proposal
         self._is_due = self._should_store(request, drafts=waiting is not None)
         if self._is_due or waiting is None or _first_score(self._found) >= TRUSTED:
             return 0
