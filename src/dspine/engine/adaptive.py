@@ -129,6 +129,8 @@ class AdaptiveWidth:
         )
         self._since = self._doubts = 0
         self._trial = Trial()
+        self._has_rivals = False
+        """Whether lookups have ever proposed anything."""
         self._speed = 1.0
         self._nothing = [0.0] * (max(most_drafts, block_size) + 1)
         self._start()
@@ -182,6 +184,8 @@ class AdaptiveWidth:
         self._rows = rows = rows[request.extra :] if request.extra else rows
         self._free = [self._looked_up(proposal) for proposal in free if proposal.tokens]
         self._offers = list(self._free)
+        if self._free:
+            self._has_rivals = True
         if self._open is not None:
             self._offers.append(self._open.rest(request.limit))
         self._drafted, self._width, self._probing = None, 0, False
@@ -270,7 +274,7 @@ class AdaptiveWidth:
             # What it took, but for stalls of the machine.
             cost += min(outcome.draft_ms or self._draft_ms, STALL * self._draft_ms)
         # Without lookups the alternative is plain decoding, and that loss is bounded above.
-        if (self._width or self._is_rest) and self._free and self._sequences == 1:
+        if (self._width or self._is_rest) and self._has_rivals and self._sequences == 1:
             self._trial.gained(self._gain(confirmed, cost))
         self._trial.emitted(len(confirmed))
         self._warm = self._width > 0
