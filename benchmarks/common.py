@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +30,19 @@ def prompts(tasks: Sequence[str] = TASKS, count: int | None = None) -> list[tupl
 
 def provenance() -> dict[str, Any]:
     """Machine, versions, commit and command line of this run."""
+    from dspine.bench.result import machine_facts, versions
+
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *(Path(word).name for word in sys.argv)]),
         "commit": _git("rev-parse", "HEAD"),
         "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "machine": {
-            "cpu": _cpu_model(),
+            **machine_facts(),
             "vector": _vector_features(),
-            "cores": _cores(),
             "memory_gib": _memory_gib(),
-            "system": f"{platform.system()} {platform.machine()}",
         },
-        "versions": {
-            "python": platform.python_version(),
-            "dspine": version("dspine"),
-            "llama-cpp-python": version("llama-cpp-python"),
-        },
+        "versions": versions(),
     }
 
 
@@ -100,20 +94,10 @@ def _cpuinfo(field: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
-def _cpu_model() -> str:
-    return _cpuinfo("model name") or platform.processor()
-
-
 def _vector_features() -> list[str]:
     interesting = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
     flags = _cpuinfo("flags").split()
     return [name for name in interesting if name in flags]
-
-
-def _cores() -> int:
-    from dspine.machine import physical_cores
-
-    return physical_cores()
 
 
 def _memory_gib() -> int | None:

@@ -125,14 +125,19 @@ def provenance(files: Sequence[Path], library: Mapping[str, Any]) -> dict[str, A
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["dspine", *(_short(word) for word in sys.argv[1:])]),
-        "machine": {
-            "cpu": machine.cpu_model(),
-            "cores": machine.physical_cores(),
-            "system": f"{platform.system()} {platform.machine()}",
-        },
-        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": machine_facts(),
+        "versions": versions(),
         "library": dict(library),
         "files": {path.name: file_fingerprint(path) for path in files},
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores and system of this machine."""
+    return {
+        "cpu": machine.cpu_model(),
+        "cores": machine.physical_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
 
 
@@ -141,8 +146,9 @@ def _short(word: str) -> str:
     return Path(word).name if "/" in word and Path(word).is_absolute() else word
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def versions() -> dict[str, str]:
+    """Of Python and of what decodes."""
+    found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
             found[name] = version(name)
