@@ -355,3 +355,24 @@ def test_text_parts_of_a_message_are_one_text() -> None:
             for content in (parts, "Hel\nlo")
         ]
     assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"max_tokens": -1}, 5),
+        ({"max_completion_tokens": -1, "max_tokens": 3}, 5),
+        ({"n_predict": 2}, 2),
+        ({"n_predict": 2, "max_tokens": 3}, 3),
+        ({"n_predict": -1}, 5),
+        ({}, 5),
+    ],
+)
+def test_names_and_values_of_the_limit_that_clients_of_llama_server_send(
+    body: dict[str, int], count: int
+) -> None:
+    with served("abcdefghij", max_tokens=5) as client:
+        reply = client.post("/v1/chat/completions", json={**ASK, **body})
+        assert reply.json()["usage"]["completion_tokens"] == count
+        for wrong in (0, -2):
+            assert client.post("/v1/chat/completions", json={**ASK, "max_tokens": wrong}).is_error

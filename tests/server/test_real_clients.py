@@ -240,3 +240,22 @@ def test_a_port_that_is_taken_is_told(server: Server) -> None:
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_sigterm_ends_a_stream_with_its_last_chunk(tmp_path: Path) -> None:
+    made = Server(tmp_path, "--port", "0", "--drain", "1")
+    client = OpenAI(base_url=f"{made.address}/v1", api_key="none", max_retries=0)
+    stream = client.chat.completions.create(
+        model="x",
+        messages=ask(),
+        max_tokens=900,
+        stream=True,
+        extra_body={"ignore_eos": True, "speculative": {"n_max": 0}},
+    )
+    next(iter(stream))
+    made.process.send_signal(signal.SIGTERM)
+    last = list(stream)[-1]  # an error of the connection would be raised here
+    assert last.choices[0].finish_reason == "length"
+    assert 0 < (last.model_extra or {})["timings"]["predicted_n"] < 900
+    assert made.process.wait(30) == 0
+    assert "Traceback" not in made.log, made.log

@@ -7,8 +7,9 @@ import logging
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,16 @@ from dspine.default_pair import choose_pair
 from dspine.errors import UsageError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import uvicorn
 
     from dspine.engine.engine import Engine
     from dspine.engine.sampling import SamplingOptions
     from dspine.server.requests import Defaults
+
+_LAST_WORDS_SECONDS = 5
+"""For the ends of answers that were cancelled at the limit."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -93,10 +99,13 @@ def command(options: Options) -> int:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=options.number("drain"),
+            timeout_graceful_shutdown=options.number("drain") + _LAST_WORDS_SECONDS,
         )
         server = uvicorn.Server(config)
-        server.capture_signals = partial(_stop_on_signals, server)  # type: ignore[method-assign]
+        drain = partial(made.thread.stop, float(options.number("drain")))
+        server.capture_signals = partial(  # type: ignore[method-assign]
+            _stop_on_signals, server, drain
+        )
         server.run(sockets=[listener])
     failure = made.thread.error
     if failure is not None:
@@ -105,11 +114,17 @@ def command(options: Options) -> int:
 
 
 @contextmanager
-def _stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
+def _stop_on_signals(server: uvicorn.Server, drain: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and Ctrl-C end the server in order, and its exit code is then 0: uvicorn's own
-    way sends itself the signal again at the end."""
+    way sends itself the signal again at the end. Answers end at `drain`'s limit, with their last
+    chunks; uvicorn by itself would break off the streams."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        threading.Thread(target=drain, daemon=True).start()
+        server.handle_exit(number, frame)
+
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, server.handle_exit) for number in numbers]
+    before = [signal.signal(number, stop) for number in numbers]
     try:
         yield
     finally:

@@ -62,13 +62,19 @@ class ChatMessage(Body):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+Limit = Annotated[int, Field(ge=1)] | Literal[-1] | None
+"""Tokens of an answer at most; -1, as llama-server's clients say it, is the server's default."""
+
+
 class Generation(Body):
     """What chat and text completions have in common; None is the server's default."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Limit = None
+    n_predict: Limit = None
+    """llama-server's name of max_tokens."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: str | list[str] | None = None
@@ -106,7 +112,7 @@ class ChatBody(Generation):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
     response_format: ResponseFormat | None = None

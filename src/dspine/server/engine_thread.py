@@ -144,7 +144,7 @@ class EngineThread:
             ahead = len(self._waiting) + len(self._running)
             if ahead >= self._engine.slots + self._queue_limit:
                 raise BusyError(
-                    f"{len(self._waiting)} requests are waiting, which is the limit: try again "
+                    f"{self._queue_limit} requests are waiting, which is the limit: try again "
                     f"later, or raise --queue"
                 )
             self._waiting.append(inbox)

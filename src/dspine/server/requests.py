@@ -67,8 +67,7 @@ def chat_wish(body: ChatBody, defaults: Defaults) -> Wish:
         logprobs = body.top_logprobs or 0
     elif body.top_logprobs:
         raise RequestError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
-    limit = body.max_completion_tokens or body.max_tokens
-    options = _options(body, defaults, limit, logprobs)
+    options = _options(body, defaults, body.max_completion_tokens, logprobs)
     messages = [message_of(message, i) for i, message in enumerate(body.messages)]
     variables = {**defaults.variables, **template_variables(body.chat_template_kwargs)}
     if body.reasoning_effort is not None:
@@ -106,7 +105,7 @@ def completion_wish(body: CompletionBody, defaults: Defaults) -> Wish:
     for name in ("echo", "suffix"):
         if getattr(body, name):
             raise RequestError(400, f"{name} is not supported: leave it out", name)
-    options = _options(body, defaults, body.max_tokens, body.logprobs)
+    options = _options(body, defaults, None, body.logprobs)
     return Wish(
         prompt=prompt,
         options={**options, "raw": True},
@@ -180,7 +179,9 @@ def _options(
 ) -> dict[str, Any]:
     if body.n is not None and body.n != 1:
         raise RequestError(400, f"n is {body.n}: this server makes one answer a request", "n")
-    limit = limit if limit is not None else defaults.max_tokens
+    limit = limit or body.max_tokens or body.n_predict
+    if limit is None or limit == -1:
+        limit = defaults.max_tokens
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if any(not text for text in stop):
         raise RequestError(400, "stop holds an empty text: leave it out", "stop")
