@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from dspine.errors import FileError, PairError
+from dspine.files.checkpoint import read_checkpoint
 from dspine.files.checkpoint_config import from_json, to_json
+from dspine.files.convert import convert_checkpoint
 from dspine.files.drafter_file import read_drafter, write_drafter
 from dspine.files.gguf_file import read_header
 from dspine.files.gguf_writer import TensorToWrite
@@ -324,3 +326,38 @@ def test_quantising_keeps_own_tables_and_tokenizer(tmp_path: Path) -> None:
     assert read.tensors["blk.0.attn_conv_base"].type.name == "f32"
     assert read.matrix_type == "f16"
     assert read_header(read.path).metadata["tokenizer.ggml.model"] == "gpt2"
+
+
+@BOTH
+def test_the_targets_rows_in_a_reduced_head_are_no_table_of_its_own(
+    tmp_path: Path, config: DrafterConfig
+) -> None:
+    """We write them for llama.cpp; other formats do without, and quantising leaves them alone."""
+    config, ids = replace(config, draft_vocab_size=9), [5, 1, 158, 7, 9, 11, 44, 2, 0]
+    source = written(tmp_path / "d.gguf", config, draft_vocab=ids)
+    source = rewritten(
+        source, lambda k, t: t.update({"output.weight": zeros("output.weight", "q8_0", (64, 9))})
+    )
+    assert list(read_drafter(source).own_tables) == ["output.weight"]
+    assert quantise_drafter(source, tmp_path / "q.gguf", "bf16") == []
+    stored = read_header(tmp_path / "q.gguf").tensors
+    assert (stored["output.weight"].type.name, stored["fc.weight"].type.name) == ("q8_0", "bf16")
+    convert_checkpoint(source, tmp_path / "folder")
+    again = read_checkpoint(tmp_path / "folder")
+    assert again.draft_vocab is not None
+    assert (again.config, again.draft_vocab.tolist()) == (config, ids)
+    for name, values in weights(config).items():
+        assert again.tensors[name].tobytes() == values.tobytes(), name
+    alien = rewritten(source, foreign)
+    with pytest.raises(FileError, match=r"has its own output\.weight"):
+        convert_checkpoint(alien, tmp_path / "other")
+
+
+def test_a_run_stands_for_its_best_checkpoint(tmp_path: Path) -> None:
+    convert_checkpoint(
+        written(tmp_path / "d.gguf", SMALL_DFLASH), tmp_path / "run/checkpoint-00000004"
+    )
+    facts = inspect_path(tmp_path / "run")
+    assert facts["kind"] == "DFlash checkpoint"
+    geometry = facts["geometry"]
+    assert isinstance(geometry, dict) and "sink_layers" not in geometry

@@ -62,6 +62,14 @@ class DrafterFile:
     """Embedding and head that replace the target's, by the names of OWN_TABLES."""
 
     @property
+    def foreign_tables(self) -> list[str]:
+        """Names of own tables that are no copy of the target's. Where we write a reduced head into
+        a file, it is made of the target's rows, for llama.cpp alone.
+        """
+        is_copy = self.pair is not None and self.draft_vocab is not None
+        return [n for n in self.own_tables if not (is_copy and n == OWN_TABLES[1])]
+
+    @property
     def matrix_type(self) -> str:
         """The ggml type that holds most bytes of the weights."""
         sizes: dict[str, int] = {}

@@ -18,10 +18,12 @@ from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
 from dspine.files.groups import by_group
 from dspine.files.pairing import describe_target, metadata_text
+from dspine.files.run_folder import choose_checkpoint
 from dspine.files.safetensors_file import SafeTensor, read_safetensors
 from dspine.files.schema import (
     ARCHITECTURE,
     DFLASH_ARCHITECTURE,
+    VARIATIONS,
     DrafterConfig,
     Pair,
     TrainingRecord,
@@ -61,7 +63,7 @@ def inspect_path(path: Path) -> Facts:
     Raises FileError when it is none of these formats, or damaged.
     """
     if path.is_dir():
-        return _folder_facts(path)
+        return _folder_facts(choose_checkpoint(path))
     if path.suffix == ".safetensors" and not is_gguf(path):
         return _safetensors_facts(path)
     header = read_header(path)
@@ -283,7 +285,8 @@ def _geometry(config: DrafterConfig) -> Facts:
     facts["taps"] = list(config.taps)
     facts["windows"] = list(config.windows)
     facts["causal"] = list(config.causal)
-    return facts
+    facts["sink_layers"] = list(config.sink_layers)
+    return {k: v for k, v in facts.items() if k not in VARIATIONS or k in config.variations}
 
 
 def _training(record: TrainingRecord) -> Facts:

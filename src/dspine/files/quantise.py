@@ -88,6 +88,9 @@ def quantise_drafter(
         info = header.tensors[spec.gguf_name]
         wanted = wanted_type(spec, mix, drafter.config.num_layers)
         kind = fitting_type(wanted, info.ne[0])
+        if spec in own and info.type.is_quantised:
+            # The target's rows as the target has them, or a choice of whoever wrote the file.
+            wanted = kind = info.type.name
         if spec.is_matrix and kind != wanted:
             fallen.append(f"{wanted} to {kind}")
         if info.type.is_quantised and info.type.name != kind:

@@ -63,10 +63,10 @@ def read_source(path: Path) -> Source:
             folder.draft_vocab,
         )
     file = read_drafter(path)
-    if file.own_tables:
+    if file.foreign_tables:
         raise FileError(
-            f"{path} has its own {' and '.join(file.own_tables)}, for which the other formats have "
-            f"no place: run the file as it is"
+            f"{path} has its own {' and '.join(file.foreign_tables)}, for which the other formats "
+            f"have no place: run the file as it is"
         )
     tensors = {
         spec.torch_name: _as_read(file.tensors[spec.gguf_name])
