@@ -113,7 +113,7 @@ def drafters(result: Result) -> Rows:
     titles = ("GSM8K", "MATH-500", "HumanEval", "MBPP", "MT-Bench")
     rows = [
         [
-            *("drafter", "parameters without codes", *titles),
+            *("drafter", "blocks", "parameters without codes", *titles),
             *("all", "95 %", "single candidates", "expected chain", "ms a draft"),
         ]
     ]
@@ -125,6 +125,7 @@ def drafters(result: Result) -> Rows:
         rows.append(
             [
                 name,
+                f"{drafter['anchors'] / 1e3:.1f} k",
                 f"{drafter['trained_parameters'] / 1e6:.1f} M",
                 *(f"{lengths[task]['drafter']['length']:.2f}" for task in DATASETS),
                 f"{whole['drafter']['length']:.3f}",

@@ -71,6 +71,9 @@ networks lie within 15 % of it (benchmarks/fingerprint.py)."""
 MARGIN = 1.4
 """How much further than rounding another quantisation of the same weights may be: importance
 matrices round some values worse."""
+SAME_TYPE_MARGIN = 1.0
+"""The same where both sides have one type: such files differ by their importance matrices alone,
+which move the same rounding, and at most 0.85 of it was seen."""
 VECTOR_TOLERANCE = 1e-4
 """Vectors are stored as float32 in every quantisation."""
 UNRELATED = 1.0
@@ -140,7 +143,8 @@ def compare(recorded: Sketch, found: Sketch) -> Difference | None:
             is_changed |= distance > VECTOR_TOLERANCE
             continue
         explained = math.hypot(*(ROUNDING.get(kind, 1.0) for kind in types))
-        is_changed |= distance > MARGIN * explained
+        margin = SAME_TYPE_MARGIN if types[0] == types[1] else MARGIN
+        is_changed |= distance > margin * explained
         distances.append(distance)
         pairs.append(types)
     if not distances:
