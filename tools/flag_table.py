@@ -18,7 +18,7 @@ HEAD = """\
 A flag wins over its environment variable, and the variable over the default. Switches take no
 value on the command line; their variables take `on` or `off`. `DSPINE_DEBUG=1` shows the whole
 traceback of an error inside dspine. `DSPINE_KERNELS=off` leaves all arithmetic to ggml's kernels;
-`avx2`, `avxvnni` or `avx512` chooses a family of ours ([kernels](kernels.md)).
+`avx2`, `avxvnni`, `avx512` or `amx` chooses a family of ours ([kernels](kernels.md)).
 """
 
 

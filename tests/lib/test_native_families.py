@@ -36,9 +36,16 @@ from dspine.kernels.verdict import ANY, Verdict, run_test
 from dspine.llama.library import find_library
 
 _ROOT = Path(__file__).parents[2]
-_NEWER = ("avx512", "avxvnni")
-_EMULATED = ("-Og", "-Wno-psabi", "-include", str(_ROOT / "tests" / "support" / "emulated_vnni.h"))
+_NEWER = ("amx", "avx512", "avxvnni")
+_SUPPORT = _ROOT / "tests" / "support"
 _AVX2 = (*FAMILY_FLAGS["avx2"], "-Og")
+
+
+def _emulated(family: str) -> tuple[str, ...]:
+    """Flags with which a newer family is compiled for AVX2."""
+    header = "emulated_amx.h" if family == "amx" else "emulated_vnni.h"
+    return ("-Og", "-Wno-psabi", "-include", str(_SUPPORT / header))
+
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="no CPU kernels for this machine")
 
@@ -51,7 +58,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = library_path(folder, ggml_library.functions().ggml_version().decode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", f"{' '.join(find_compiler())} -DDSPINE_EMULATED")
-        flags = {"avx2": _AVX2, **dict.fromkeys(_NEWER, (*_AVX2, *_EMULATED))}
+        flags = {"avx2": _AVX2, **{key: (*_AVX2, *_emulated(key)) for key in _NEWER}}
         assert build(path, flags) == {}
     if kernels.families(path)[-1:] != ["avx2"]:
         pytest.skip("this processor has no AVX2")
@@ -95,7 +102,7 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
     if not shutil.which("nm") or not shutil.which("objdump"):
         pytest.skip("binutils are not installed")
     sources = [f for f in source_folder().glob("*_*.cpp") if f.stem.split("_")[0] in _NEWER]
-    assert len(sources) == 6
+    assert len(sources) == 8
 
     def compile_one(source: Path) -> tuple[str, Path]:
         made = tmp_path / f"{source.stem}.o"
@@ -109,6 +116,13 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
     for name, made in objects.items():
         symbols = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True)
         assert not re.search(r" [WVu] ", symbols.stdout), f"{name}: {symbols.stdout}"
+    for kind in ("small", "k_quants"):
+        code = subprocess.run(
+            ["objdump", "-d", str(objects[f"amx_{kind}"])], capture_output=True, text=True
+        )
+        # The last is the sum, the one before it the inputs; AT&T's order is the reverse of Intel's.
+        assert re.search(r"tdpbssd %tmm1,%tmm0,%tmm4", code.stdout)
+        assert all(f"{word} " in code.stdout for word in ("ldtilecfg", "sttilecfg", "tileloadd"))
     for family, register in {"avx512": "zmm", "avxvnni": "ymm"}.items():
         for kind in ("small", "k_quants"):
             made = objects[f"{family}_{kind}"]
@@ -136,7 +150,7 @@ def test_products_have_the_bits_of_avx2(built: Path, emulated: Path) -> None:
 @pytest.mark.parametrize("family", _NEWER)
 def test_groups_of_any_number_of_rows_agree(family: str, emulated: Path, built: Path) -> None:
     for type_name in TYPES:
-        for rows in range(1, 10):
+        for rows in (*range(1, 10), *range(15, 19), 31, 33):
             _, expected = kernels.trial(built, "avx2", type_name, (512, 37), rows, 1)
             _, found = kernels.trial(emulated, family, type_name, (512, 37), rows, 1)
             assert np.isfinite(expected).all() and np.abs(expected).max() > 0

@@ -117,6 +117,11 @@ DSPINE_EMULATED_CALL __m512i add32(__m512i a, __m512i b) {
     return make<__m512i, uint32_t>([&](unsigned i) { return x.at[i] + y.at[i]; });
 }
 
+DSPINE_EMULATED_CALL __m512i mullo(__m512i a, __m512i b) {
+    const auto x = lanes<uint32_t>(a), y = lanes<uint32_t>(b);
+    return make<__m512i, uint32_t>([&](unsigned i) { return x.at[i] * y.at[i]; });
+}
+
 template <class T>
 DSPINE_EMULATED_CALL __m512i left(__m512i a, unsigned by) {
     const auto x = lanes<T>(a);
@@ -293,3 +298,5 @@ DSPINE_EMULATED_CALL V masked_doubles(__mmask8 mask, V x) {
 #define _mm512_maskz_insertf64x4(mask, a, b, half) emulated::masked_doubles(mask, emulated::insert(a, b, half))
 #define _mm512_maskz_extractf64x4_pd(mask, x, half) emulated::masked_doubles(mask, emulated::extract(x, half))
 #define _mm512_maskz_broadcast_f64x4(mask, x) emulated::masked_doubles(mask, emulated::twice(x))
+#define _mm512_storeu_si512(to, x) emulated::store(to, 0xFFFF, emulated::same_bits<__m512>(x))
+#define _mm512_mullo_epi32(a, b) emulated::mullo(a, b)

@@ -185,7 +185,7 @@ def test_default_configurations_need_a_drafter_for_the_last_two() -> None:
         (["auto,draft=many"], "draft is 'many'"),
         (["auto,draft=0"], "draft is '0'"),
         (["auto,fa=maybe"], "use on, off or auto"),
-        (["auto,kernels=no"], "use on or off, or one of avx512"),
+        (["auto,kernels=no"], "use on or off, or one of amx"),
         (["plain,draft=3"], "is plain and has"),
         (["auto", "auto"], "two configurations are called 'auto'"),
     ],

@@ -30,6 +30,7 @@ _AVX2_SECONDS = 1e-3
         ("avx2", "avx2", False),
         (" AVX512 ", "avx512", False),
         ("avxvnni", "avxvnni", False),
+        ("amx", "amx", False),
     ],
 )
 def test_the_environment_asks_for_a_family(value: str, family: str | None, off: bool) -> None:
@@ -38,8 +39,8 @@ def test_the_environment_asks_for_a_family(value: str, family: str | None, off: 
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="is 'amx': use avx512, avxvnni, avx2, on or off"):
-        wanted_family({SWITCH: "amx"})
+    with pytest.raises(UsageError, match="is 'sse2': use amx, avx512, avxvnni, avx2, on or off"):
+        wanted_family({SWITCH: "sse2"})
 
 
 def test_a_family_that_is_not_here_is_refused() -> None:
@@ -164,25 +165,29 @@ def test_where_ggml_is_faster_the_verdict_is_against_our_kernels(files: tuple[Pa
     assert kept_in(files[1]) is False
 
 
+@pytest.mark.parametrize(
+    ("unknown", "without"),
+    [("avxvnni", ["avxvnni"]), ("amx-int8", ["amx"]), ("avx512vnni", ["amx", "avx512"])],
+)
 def test_a_compiler_that_does_not_know_a_family_builds_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unknown: str, without: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "old-compiler"
     compiler.write_text(
         "#!/bin/sh\n"
-        'case "$*" in *-mavxvnni*) echo "error: unrecognized option -mavxvnni" >&2; exit 1;; esac\n'
+        f'case "$*" in *-m{unknown}*) echo "error: unrecognized option" >&2; exit 1;; esac\n'
         f'echo "$*" >> {tmp_path}/calls\n'
         'while [ "$1" != -o ]; do shift; done; : > "$2"\n'
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     left_out = build.build(tmp_path / "made" / "kernels.so")
-    assert list(left_out) == ["avxvnni"]
-    assert "unrecognized option" in left_out["avxvnni"]
+    assert sorted(left_out) == without
+    assert all("unrecognized option" in complaint for complaint in left_out.values())
     calls = (tmp_path / "calls").read_text().splitlines()
     linked = next(call for call in calls if "-shared" in call)
-    assert "avx512_small.o" in linked
-    assert "avxvnni" not in linked
     listed = next(call for call in calls if "families.cpp" in call)
-    assert "-DDSPINE_WITHOUT_AVXVNNI" in listed
-    assert "AVX512" not in listed
+    assert "avx2_attention.o" in linked
+    for family in ("amx", "avx512", "avxvnni"):
+        assert (f"{family}_small.o" in linked) == (family not in without)
+        assert (f"-DDSPINE_WITHOUT_{family.upper()}" in listed.split()) == (family in without)

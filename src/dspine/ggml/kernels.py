@@ -28,6 +28,7 @@ _SYMBOLS = (
 
 
 FAMILIES: Mapping[str, str] = {
+    "amx": "AMX-INT8",
     "avx512": "AVX512-VNNI",
     "avxvnni": "AVX-VNNI",
     "avx2": "AVX2",

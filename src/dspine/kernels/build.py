@@ -25,13 +25,17 @@ _FLAGS = (
     "-ffp-contract=off",
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 FAMILY_FLAGS: Mapping[str, tuple[str, ...]] = {
     "avx2": _AVX2,
     "avxvnni": (*_AVX2, "-mavxvnni"),
-    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"),
+    "avx512": _AVX512,
+    "amx": (*_AVX512, "-mamx-tile", "-mamx-int8"),
 }
 """By family, for files that begin with its key and `_`. All others must run on every processor."""
-_OPTIONAL = ("avxvnni", "avx512")
+_OPTIONAL = ("avxvnni", "avx512", "amx")
+_BUILT_ON = {"amx": "avx512"}
+"""Families that use kernels of another one."""
 _LIST = "families.cpp"
 """Names the families, so it is compiled last."""
 _SLOW = ("_k_quants", "_small", "_four_bit")
@@ -89,6 +93,9 @@ def build(
                         pool.shutdown(cancel_futures=True)
                         raise
                     left_out[family] = str(error)
+        for family, other in _BUILT_ON.items():
+            if other in left_out:
+                left_out.setdefault(family, left_out[other])
         without = [f"-DDSPINE_WITHOUT_{family.upper()}" for family in left_out]
         whole = [made for family, made in objects if family not in left_out]
         whole.append(compile_one(source_folder() / _LIST, *without))

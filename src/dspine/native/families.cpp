@@ -7,6 +7,9 @@ namespace dspine {
 const Family * family_here(int index) {
     // A compiler that does not know the instructions of a family builds the others.
     static const Family * const families[] = {
+#ifndef DSPINE_WITHOUT_AMX
+        &amx_family(),
+#endif
 #ifndef DSPINE_WITHOUT_AVX512
         &avx512_family(),
 #endif

@@ -54,6 +54,7 @@ struct Family {
 const Family & avx2_family();
 const Family & avxvnni_family();
 const Family & avx512_family();
+const Family & amx_family();
 
 // `pack` and `unpack` of a kernel, made of what they do to one unit.
 template <void (*one)(const uint8_t *, int, uint8_t *), size_t source_bytes, size_t unit_bytes>

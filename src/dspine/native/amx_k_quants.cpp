@@ -1,0 +1,84 @@
+// Q4_K, Q5_K and Q6_K with AMX.
+#include "amx.h"
+#include "amx_tables.h"
+#include "avx512_tables.h"
+#include "vnni_k_quants.h"
+
+namespace dspine {
+
+namespace {
+
+template <KQuant kind>
+struct KTiles {
+    using L    = KLayout<kind>;
+    using V    = Vectors512;
+    using Unit = VnniKUnit<V, kind>;
+    static constexpr int  kTiles = L::kSix ? 4 : 2;
+    static constexpr bool kShort = kind == KQuant::q4_k;  // 15 * 127 * 16 < 2^15
+
+    static const Kernel & few() {
+        return kind == KQuant::q4_k ? kAvx512Q4_K : kind == KQuant::q5_k ? kAvx512Q5_K : kAvx512Q6_K;
+    }
+
+    // Results are added up set after set, and in Q6_K a set holds every other block of four.
+    static int64_t block(int64_t i) { return L::kSix ? i / 4 * 4 + i % 2 * 2 + i / 2 % 2 : i; }
+
+    template <int set, bool high>
+    static void decode_block(const uint8_t * unit, Batch<kTiles> & batch) {
+        constexpr int i = 2 * (set % 2) + high, index = SubBlock<kind, set, high>::kIndex;
+#pragma GCC unroll 8
+        for (int lane = 0; lane < kLanes; lane++) {
+            const int tile = lane % 2 + (L::kSix ? lane / 4 * 2 : 0);
+            store_weights(batch.weights[i][tile][lane], Unit::template weights<set, high>(unit, size_t(64 * lane)));
+        }
+        for (int part = 0; part < kTiles / 2; part++) {
+            const int       scaled = L::kSix ? 2 * index + part : index;
+            const uint8_t * small  = unit + L::kSmall + 16 * scaled;
+            const __m512    factor = V::to_float(L::kSix ? V::signed_bytes(small) : V::unsigned_bytes(small));
+            const __m512    scale  = V::times(V::half_floats(unit + L::kScale), factor);
+            store_floats(batch.scale[i][part], scale);
+            if constexpr (L::kSix) {
+                store_floats(batch.minimum[i][part], V::times(scale, V::repeat(-32.0f)));
+            } else {
+                const __m512 size = V::to_float(V::unsigned_bytes(unit + L::kSmallMin + 16 * scaled));
+                store_floats(batch.minimum[i][part], V::times(V::negative(V::half_floats(unit + L::kMinimum)), size));
+            }
+        }
+    }
+
+    template <int set>
+    static void decode_sets(const uint8_t * unit, Batch<kTiles> & batch) {
+        decode_block<set, false>(unit, batch);
+        decode_block<set, true>(unit, batch);
+        decode_block<set + 1, false>(unit, batch);
+        decode_block<set + 1, true>(unit, batch);
+    }
+
+    // Half a unit.
+    static void decode(const uint8_t * panel, int64_t first, int, Batch<kTiles> & batch) {
+        const uint8_t * unit = panel + size_t(first / 8) * L::kUnit;
+        first % 8 == 0 ? decode_sets<0>(unit, batch) : decode_sets<2>(unit, batch);
+    }
+};
+
+template <KQuant kind>
+constexpr Kernel kernel(int type) {
+    using L = KLayout<kind>;
+    return {type,
+            256,
+            L::kUnit,
+            L::kSource,
+            8 * sizeof(Inputs8ByFactor),
+            pack_units<pack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
+            unpack_units<unpack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
+            prepare8_by_factor,
+            multiply_tiles<KTiles<kind>>};
+}
+
+}  // namespace
+
+const Kernel kAmxQ4_K = kernel<KQuant::q4_k>(Q4_K);
+const Kernel kAmxQ5_K = kernel<KQuant::q5_k>(Q5_K);
+const Kernel kAmxQ6_K = kernel<KQuant::q6_k>(Q6_K);
+
+}  // namespace dspine
