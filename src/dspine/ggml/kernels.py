@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,13 @@ _installed: list[Kernels] = []
 def installed() -> Kernels | None:
     """The kernels of this process, or None where ggml computes everything."""
     return _installed[0] if _installed else None
+
+
+def quick_function(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> Callable[..., int]:
+    """A function of the kernels that gives an int within microseconds: called without giving up
+    Python's lock.
+    """
+    return ctypes.PYFUNCTYPE(_INT, *arguments)((name, library))
 
 
 def fits(ggml_version: str) -> bool:

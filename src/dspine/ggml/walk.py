@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+
+from dspine.ggml.kernels import quick_function
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
@@ -32,10 +33,9 @@ class NativeWalk:
         self._arguments = (*addresses[:3], slots, k, *addresses[3:])
         self._tokens, self._scores = tokens.data.cast("B"), scores.data.cast("B")
         self._ids, self._numbers = struct.Struct(f"{slots}i"), struct.Struct(f"{slots}d")
-        # Without giving up Python's lock: it takes a microsecond.
-        self._call: Callable[..., int] = ctypes.PYFUNCTYPE(
-            _INT, *[_POINTER] * 3, _INT, _INT, *[_POINTER] * 2
-        )(("dspine_chain_walk", library))
+        self._call = quick_function(
+            library, "dspine_chain_walk", [*[_POINTER] * 3, _INT, _INT, *[_POINTER] * 2]
+        )
 
     def best(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Tokens and their scores; FloatingPointError for scores that are not numbers."""

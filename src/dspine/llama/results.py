@@ -10,9 +10,10 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
+
+from dspine.ggml.kernels import quick_function
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
@@ -26,10 +27,10 @@ class BestTokens:
         """`library` has the CPU kernels; `logits_row` is llama.cpp's function for a row's logits.
         Up to `most` rows.
         """
-        self._call = _function(
+        self._call = quick_function(
             library, "dspine_results_follow", [_POINTER, _POINTER, _INT, _INT, _LONG, _POINTER]
         )
-        self._logits_row = address_of(logits_row)
+        self._logits_row = _address_of(logits_row)
         self._vocab = vocab
         self._tokens = np.zeros(most + 1, np.int32)
         self._bytes = self._tokens.data.cast("B")
@@ -54,12 +55,12 @@ class TapCopy:
         row_bytes: int,
     ) -> None:
         """`library` as before; `get_tap` is llama.cpp's function for the rows of a layer."""
-        self._call = _function(
+        self._call = quick_function(
             library,
             "dspine_results_copy_taps",
             [*[_POINTER] * 3, _INT, _LONG, _INT, _INT, _POINTER],
         )
-        self._get_tap = address_of(get_tap)
+        self._get_tap = _address_of(get_tap)
         self._layers = np.array(layers, np.uint32)
         self._ids: int = self._layers.ctypes.data
         self._count, self._row_bytes = len(layers), row_bytes
@@ -74,7 +75,7 @@ class TapCopy:
         return done if done < self._count else None
 
 
-def address_of(function: Callable[..., object]) -> int:
+def _address_of(function: Callable[..., object]) -> int:
     """Where a function of a library begins."""
     address = ctypes.cast(function, _POINTER).value  # type: ignore[arg-type]  # a ctypes function
     assert address is not None
@@ -84,8 +85,3 @@ def address_of(function: Callable[..., object]) -> int:
 @cache
 def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f"{count}i")
-
-
-def _function(library: ctypes.CDLL, name: str, arguments: list[Any]) -> Callable[..., int]:
-    # Without giving up Python's lock: these take microseconds.
-    return ctypes.PYFUNCTYPE(_INT, *arguments)((name, library))
