@@ -98,7 +98,6 @@ class LayerInputTaps:
         assert native.get_tap is not None
         self._read = native.get_tap
         self._context = context
-        self._taps = tuple(taps)
         self._row_bytes = 4 * hidden_size
         self._views = [LastingView(capacity, hidden_size) for _ in taps]
         self._layers = [tap + 1 for tap in taps]
@@ -229,26 +228,26 @@ class LastingView:
     def __init__(self, *shape: int) -> None:
         """`shape` as large as it can be; only what was written may be read."""
         self._shape = shape
-        self.address = 0
+        self._address = 0
         self._view: Rows = np.empty(0, np.float32)
-        self.bytes = memoryview(b"")
+        self._bytes = memoryview(b"")
 
     def at(self, address: int) -> Rows:
         """The values from `address` on, in their shape."""
-        if address != self.address:
+        if address != self._address:
             self._look(address)
         return self._view
 
     def bytes_at(self, address: int) -> memoryview:
         """The same as plain bytes."""
-        if address != self.address:
+        if address != self._address:
             self._look(address)
-        return self.bytes
+        return self._bytes
 
     def _look(self, address: int) -> None:
         self._view = float_view(address, *self._shape)
-        self.bytes = memoryview(_memory(address, 4 * math.prod(self._shape))).cast("B")
-        self.address = address
+        self._bytes = memoryview(_memory(address, 4 * math.prod(self._shape))).cast("B")
+        self._address = address
 
 
 def _memory(address: int, size: int) -> Any:
