@@ -36,6 +36,8 @@ ROWS = (1, 2, 3, 5, 8, 13)
 MANY_ROWS = 512
 LARGE = (1024, 1037)
 """Packed by several threads, in a mapping of its own for types of 16 bits."""
+EXPECTED = (0.4, 1.0, 4.0)
+"""Shares of its size that the memory is told to expect before."""
 
 
 def main(arguments: list[str]) -> int:
@@ -101,7 +103,11 @@ def _product_facts(
             same.append(_view_agrees(one, plug_in, weight, x[:3], whole[:3]))
         same.append(_reads_back(one, plug_in, weight))
         same.append(_rows_are_found(three, plug_in, weight))
-    same.append(_reads_back(one, plug_in, _weights(rng, type_name, *LARGE)))
+    large = _weights(rng, type_name, *LARGE)
+    same.append(_reads_back(one, plug_in, large))
+    for share in EXPECTED:
+        with plug_in.expecting({large.type.number: int(share * large.data.nbytes)}):
+            same.append(_reads_back(one, plug_in, large))
     errors = {"error": max(ours), "stock_error": max(stock)}
     return {**errors, "same": same, "digest": digest.hexdigest()}
 

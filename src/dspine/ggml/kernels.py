@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,18 @@ class Kernels:
         return len(ne) == 2 and bool(
             self.library.dspine_kernels_take_weight(type_by_name(type_name).number, ne[0])
         )
+
+    @contextmanager
+    def expecting(self, file_bytes: Mapping[int, int]) -> Iterator[None]:
+        """While a model is loaded whose matrices take so many bytes in the file, by ggml number of
+        their type: memory for them is fetched from the system meanwhile, on another core.
+        """
+        packed = self.library.dspine_kernels_packed_bytes
+        self.library.dspine_kernels_expect(sum(packed(*item) for item in file_bytes.items()))
+        try:
+            yield
+        finally:
+            self.library.dspine_kernels_expect(0)
 
     def take_attention(self, on: bool) -> None:
         """Compute attention from the next graph on, or leave it to ggml; for comparisons."""
@@ -202,6 +215,10 @@ def _open(path: Path) -> ctypes.CDLL:
     kernels.dspine_kernels_take_attention.argtypes = [_INT]
     kernels.dspine_kernels_take_weight.restype = _INT
     kernels.dspine_kernels_take_weight.argtypes = [_INT, ctypes.c_int64]
+    kernels.dspine_kernels_packed_bytes.restype = ctypes.c_size_t
+    kernels.dspine_kernels_packed_bytes.argtypes = [_INT, ctypes.c_size_t]
+    kernels.dspine_kernels_expect.restype = None
+    kernels.dspine_kernels_expect.argtypes = [ctypes.c_size_t]
     kernels.dspine_kernels_trial.restype = ctypes.c_double
     kernels.dspine_kernels_trial.argtypes = [
         *(ctypes.c_char_p, _INT),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +30,9 @@ class Header:
     num_layers: int | None
     tensor_types: tuple[int, ...]
     """ggml numbers of the types that occur, ascending."""
+    matrix_bytes: Mapping[int, int]
+    """Bytes in this file by such number, without the stacked matrices of experts; empty when it
+    is too short for them."""
 
 
 def read_header(path: Path) -> Header | None:
@@ -37,13 +42,15 @@ def read_header(path: Path) -> Header | None:
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, _size: int, _modified: int) -> Header | None:
+def _read(path: Path, file_size: int, _modified: int) -> Header | None:
     native, pointer = native_functions(), ctypes.c_void_p
-    number, text = ctypes.c_int64, ctypes.c_char_p
+    number, text, size = ctypes.c_int64, ctypes.c_char_p, ctypes.c_size_t
     init = library_function(native, "gguf_init_from_file", [text, _Init], pointer)
     close = library_function(native, "gguf_free", [pointer], None)
     count = library_function(native, "gguf_get_n_tensors", [pointer], number)
     tensor_type = library_function(native, "gguf_get_tensor_type", [pointer, number], ctypes.c_int)
+    tensor_name = library_function(native, "gguf_get_tensor_name", [pointer, number], text)
+    tensor_size = library_function(native, "gguf_get_tensor_size", [pointer, number], size)
     find = library_function(native, "gguf_find_key", [pointer, text], number)
     kind = library_function(native, "gguf_get_kv_type", [pointer, number], ctypes.c_int)
     string = library_function(native, "gguf_get_val_str", [pointer, number], text)
@@ -53,12 +60,18 @@ def _read(path: Path, _size: int, _modified: int) -> Header | None:
     if not header:
         return None
     try:
-        types = tuple(sorted({tensor_type(header, i) for i in range(count(header))}))
+        matrix_bytes: dict[int, int] = defaultdict(int)
+        for i in range(count(header)):
+            stacked = b"_exps." in tensor_name(header, i)
+            matrix_bytes[tensor_type(header, i)] += 0 if stacked else tensor_size(header, i)
+        types = tuple(sorted(matrix_bytes))
+        if sum(matrix_bytes.values()) > file_size:
+            matrix_bytes = {}  # cut off or damaged: the load says so
         key = find(header, b"general.architecture")
         named = key >= 0 and kind(header, key) == string_type
         architecture = string(header, key).decode("utf-8", "replace") if named else "unknown"
         key = find(header, f"{architecture}.block_count".encode())
         known = key >= 0 and kind(header, key) == uint32
-        return Header(architecture, unsigned(header, key) if known else None, types)
+        return Header(architecture, unsigned(header, key) if known else None, types, matrix_bytes)
     finally:
         close(header)

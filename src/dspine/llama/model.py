@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dspine.architectures import NOT_TARGETS
 from dspine.errors import ClosedError, FileError
-from dspine.llama.header import MOST_LAYERS, read_header
+from dspine.ggml.kernels import installed
+from dspine.llama.header import MOST_LAYERS, Header, read_header
 from dspine.llama.library import Library, find_library, native_functions
 from dspine.llama.log import capture
 from dspine.llama.native import Native
@@ -92,12 +94,16 @@ class Model:
         check_file(path)
         library = find_library()
         native = native_functions()
-        _check_header(path)
+        header = _check_header(path)
         params = native.api.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = use_extra_buffers
         mark = capture.mark()
-        pointer = native.api.llama_model_load_from_file(str(path).encode(), params)
+        with ExitStack() as stack:
+            kernels = installed() if use_extra_buffers and n_gpu_layers == 0 else None
+            if kernels is not None and header is not None:
+                stack.enter_context(kernels.expecting(header.matrix_bytes))
+            pointer = native.api.llama_model_load_from_file(str(path).encode(), params)
         if not pointer:
             raise FileError(_load_failure(path, capture.reason(mark)))
         if library.kernels.active and use_extra_buffers:
@@ -236,21 +242,22 @@ def _load_failure(path: Path, reason: str) -> str:
     return f"{path} cannot be loaded: {reason}; if it was downloaded, check that it is complete"
 
 
-def _check_header(path: Path) -> None:
-    """What is no target, and a layer count that the library would answer by ending the process."""
+def _check_header(path: Path) -> Header | None:
+    """Raises for what is no target, and for a layer count that would make the library end the
+    process.
+    """
     header = read_header(path)
     if header is None:
-        return  # the load itself refuses such a file, with its reason
+        return None  # the load itself refuses such a file, with its reason
     what = NOT_TARGETS.get(header.architecture)
     if what is not None:
         raise FileError(f"{path} is {what}, not a target: name the language model's own file")
-    if header.num_layers is None:
-        return
-    if not 1 <= header.num_layers <= MOST_LAYERS:
+    if header.num_layers is not None and not 1 <= header.num_layers <= MOST_LAYERS:
         raise FileError(
             f"{path} says that it has {header.num_layers} layers, possible are 1 to "
             f"{MOST_LAYERS}: the file is damaged"
         )
+    return header
 
 
 def _check_kind(api: Any, pointer: int, path: Path) -> None:

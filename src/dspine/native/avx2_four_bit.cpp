@@ -89,7 +89,8 @@ constexpr Kernel kernel(int type) {
             pack_units<pack_small<kind, Lanes::in_order>, L::kSource, L::kUnit>,
             unpack_units<unpack_small<kind, Lanes::in_order>, L::kSource, L::kUnit>,
             prepare8,
-            multiply<Unit<kind>, 32>};
+            multiply<Unit<kind>, 32>,
+            pack_whole_units<pack_small_panel<kind, Lanes::in_order>, L::kSource, L::kUnit>};
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ constexpr Kernel kernel(int type) {
             pack_units<pack_k<kind, Lanes::in_order>, L::kSource, L::kUnit>,
             unpack_units<unpack_k<kind, Lanes::in_order>, L::kSource, L::kUnit>,
             prepare8,
-            multiply<Unit<kind>, 256>};
+            multiply<Unit<kind>, 256>,
+            pack_whole_units<pack_k_panel<kind, Lanes::in_order>, L::kSource, L::kUnit>};
 }
 
 }  // namespace

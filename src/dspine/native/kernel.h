@@ -34,6 +34,9 @@ struct Kernel {
     // rows x one panel: result[row * result_step + output] for the first `outputs` of the panel.
     void (*multiply)(const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t row_bytes,
                      int64_t rows, float * result, size_t result_step, int outputs);
+
+    // `pack` for all lanes at once, whose rows are `row_bytes` apart in the file; may be left out.
+    void (*pack_panel)(const uint8_t * source, size_t row_bytes, int64_t units, uint8_t * unit) = nullptr;
 };
 
 // One attention operation, cut into items that are independent of each other.

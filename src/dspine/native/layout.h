@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "transpose.h"
+
 namespace dspine {
 
 namespace {

@@ -84,6 +84,42 @@ void pack_k(const uint8_t * source, int lane, uint8_t * unit) {
     }
 }
 
+// The same for the 12 bytes at once: scales, then minima.
+inline __m128i split_all_small(const uint8_t * packed) {
+    uint32_t word[3];
+    std::memcpy(word, packed, sizeof word);
+    const uint32_t upper = 0x03030303, six = 0x3F3F3F3F, four = 0x0F0F0F0F;
+    return _mm_setr_epi32(int(word[0] & six), int((word[2] & four) | (word[0] >> 6 & upper) << 4), int(word[1] & six),
+                          int((word[2] >> 4 & four) | (word[1] >> 6 & upper) << 4));
+}
+
+// A unit of 16 rows, whose first bytes are `step` apart.
+template <KQuant kind, Lanes lanes>
+void pack_k_panel(const uint8_t * rows, size_t step, uint8_t * unit) {
+    using L = KLayout<kind>;
+    constexpr bool by_factor = lanes == Lanes::by_factor;
+    __m128i        small[kPanel];
+    for (size_t row = 0; row < kPanel; row++) {
+        const uint8_t * from = rows + row * step + L::kSourceSmall;
+        small[row] = L::kSix ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)) : split_all_small(from);
+    }
+    bytes_side_by_side(small, unit + L::kSmall);
+    pair_of_rows(rows + (L::kSix ? 208 : 0), step, unit + L::kScale);
+    if (!L::kSix) {
+        pair_of_rows(rows + 2, step, unit + L::kMinimum);
+    }
+    for (int set = 0; set < 4; set++) {
+        const uint8_t * from = rows + L::kSourceNibbles + 32 * set;
+        words_side_by_side<by_factor>(from, step, unit + L::nibbles(set));
+        words_side_by_side<by_factor>(from + 16, step, unit + L::nibbles(set) + 256);
+    }
+    for (int set = 0; set < L::kUppers; set++) {
+        const uint8_t * from = rows + L::kSourceUpper + 32 * set;
+        words_side_by_side<by_factor>(from, step, unit + L::upper(set));
+        words_side_by_side<by_factor>(from + 16, step, unit + L::upper(set) + 256);
+    }
+}
+
 template <KQuant kind, Lanes lanes>
 void unpack_k(const uint8_t * unit, int lane, uint8_t * source) {
     using L = KLayout<kind>;

@@ -27,22 +27,28 @@ struct SmallLayout {
     static constexpr size_t kSource   = kSourceNibbles + 16;
 };
 
+// Bits of one output, or of eight.
+typedef uint32_t Bits8 __attribute__((vector_size(32)));
+
 // Exchanges the bits under `mask` with those `by` above them.
-inline uint32_t exchange(uint32_t bits, int by, uint32_t mask) {
-    const uint32_t differ = (bits ^ bits >> by) & mask;
+template <class Bits>
+inline Bits exchange(Bits bits, int by, uint32_t mask) {
+    const Bits differ = (bits ^ bits >> by) & mask;
     return bits ^ differ ^ differ << by;
 }
 
 // Bits 0, 2, 4 ... before 1, 3, 5 ..., and back. Done twice, the fifth bit of input 4 g + i, bit
 // 4 g + i of the file, becomes bit 8 i + g: bit g of byte i.
-inline uint32_t even_before_odd(uint32_t bits) {
+template <class Bits>
+inline Bits even_before_odd(Bits bits) {
     bits = exchange(bits, 1, 0x22222222);
     bits = exchange(bits, 2, 0x0C0C0C0C);
     bits = exchange(bits, 4, 0x00F000F0);
     return exchange(bits, 8, 0x0000FF00);
 }
 
-inline uint32_t even_and_odd_in_turn(uint32_t bits) {
+template <class Bits>
+inline Bits even_and_odd_in_turn(Bits bits) {
     bits = exchange(bits, 8, 0x0000FF00);
     bits = exchange(bits, 4, 0x00F000F0);
     bits = exchange(bits, 2, 0x0C0C0C0C);
@@ -50,8 +56,8 @@ inline uint32_t even_and_odd_in_turn(uint32_t bits) {
 }
 
 // Bits of inputs in the order of `lanes`, and back.
-template <Lanes lanes>
-inline uint32_t bits_in_lanes(uint32_t bits) {
+template <Lanes lanes, class Bits>
+inline Bits bits_in_lanes(Bits bits) {
     return lanes == Lanes::in_order ? bits : exchange(bits, 2, 0x0C0C0C0C);
 }
 
@@ -69,6 +75,27 @@ void pack_small(const uint8_t * source, int lane, uint8_t * unit) {
         std::memcpy(unit + L::kFifth + 4 * lane, &bits, 4);
     }
     into_lanes<lanes>(source + L::kSourceNibbles, 4, unit + L::kNibbles + 4 * lane, 64);
+}
+
+// A unit of 16 rows, whose first bytes are `step` apart.
+template <Small kind, Lanes lanes>
+void pack_small_panel(const uint8_t * rows, size_t step, uint8_t * unit) {
+    using L = SmallLayout<kind>;
+    pair_of_rows(rows, step, unit + L::kScale);
+    if (kind == Small::q4_1) {
+        pair_of_rows(rows + 2, step, unit + L::kMinimum);
+    }
+    if (kind == Small::q5_0) {
+        Bits8 bits[2];
+        for (size_t row = 0; row < kPanel; row++) {
+            std::memcpy(reinterpret_cast<uint8_t *>(bits) + 4 * row, rows + row * step + 2, 4);
+        }
+        for (Bits8 & eight : bits) {
+            eight = even_before_odd(even_before_odd(bits_in_lanes<lanes>(eight)));
+        }
+        std::memcpy(unit + L::kFifth, bits, sizeof bits);
+    }
+    words_side_by_side<lanes == Lanes::by_factor>(rows + L::kSourceNibbles, step, unit + L::kNibbles);
 }
 
 template <Small kind, Lanes lanes>
@@ -96,6 +123,12 @@ inline void pack_eight(const uint8_t * source, int lane, uint8_t * unit) {
     for (int pair = 0; pair < 16; pair++) {
         std::memcpy(unit + kEightWeights + 32 * pair + 2 * lane, source + 2 + 2 * pair, 2);
     }
+}
+
+inline void pack_eight_panel(const uint8_t * rows, size_t step, uint8_t * unit) {
+    pair_of_rows(rows, step, unit);
+    pairs_side_by_side(rows + 2, step, unit + kEightWeights);
+    pairs_side_by_side(rows + 18, step, unit + kEightWeights + 256);
 }
 
 inline void unpack_eight(const uint8_t * unit, int lane, uint8_t * source) {

@@ -4,9 +4,14 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
 
 #include "threads.h"
 
@@ -14,46 +19,147 @@ namespace dspine {
 
 namespace {
 
-constexpr size_t kHugePage      = size_t(2) << 20;
-constexpr size_t kChunk         = 32;  // pages between two looks at the clock
-constexpr double kPatience      = 300.0, kQuickPage = 0.5;  // milliseconds
-constexpr int    kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older ones fill later
+constexpr size_t  kHugePage = size_t(2) << 20, kSmallPage = 4096;
+constexpr int     kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older ones fill later
+constexpr int64_t kPatience = 100'000, kQuickPage = 500;  // microseconds
 
-size_t in_huge_pages(size_t size) { return (size + kHugePage - 1) / kHugePage * kHugePage; }
+size_t in_huge_pages(size_t size) { return (size + kHugePage - 1) / kHugePage; }
 
-double milliseconds_now() {
+int64_t microseconds_now() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return 1e3 * double(now.tv_sec) + 1e-6 * double(now.tv_nsec);
+    return int64_t(now.tv_sec) * 1'000'000 + now.tv_nsec / 1000;
 }
 
-void populate(char * memory, size_t pages) {
-    const size_t parts = threads_for(pages * kHugePage);
-    run_parts(parts, [&](size_t part) {
-        const size_t from = pages * part / parts, to = pages * (part + 1) / parts;
-        madvise(memory + from * kHugePage, (to - from) * kHugePage, kPopulateWrite);
-    });
+// Addresses that begin at a huge page and are not backed by memory yet, or null.
+char * take_addresses(size_t pages) {
+    const size_t whole = pages * kHugePage;
+    void *       found = mmap(nullptr, whole + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (found == MAP_FAILED) {
+        return nullptr;
+    }
+    char *       first  = static_cast<char *>(found);
+    const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(first) % kHugePage) % kHugePage;
+    if (before != 0) {
+        munmap(first, before);
+    }
+    munmap(first + before + whole, kHugePage - before);
+    return first + before;
 }
 
+// Fetches memory for addresses, by any number of threads.
+//
 // One row at a time is bound by reading the weights once, address look-ups included: huge pages save
 // about 5 % of every step. But where a virtual machine gives free memory back to its host, a huge page
 // that was not in use before takes twenty times as long as one that was. So what that costs is limited,
 // and the rest comes in small pages, which the system may join later on.
-void fill(char * memory, size_t size) {
-    madvise(memory, size, MADV_HUGEPAGE);
-    const size_t pages = size / kHugePage;
-    const double began = milliseconds_now();
-    size_t       done  = 0;
-    while (done < pages && milliseconds_now() - began < kPatience + kQuickPage * double(done)) {
-        const size_t next = std::min(done + kChunk, pages);
-        populate(memory + done * kHugePage, next - done);
-        done = next;
+class Filling {
+  public:
+    Filling(char * memory, size_t pages) : memory_(memory), pages_(pages) {
+        madvise(memory, pages * kHugePage, MADV_HUGEPAGE);
     }
-    if (done < pages) {
-        madvise(memory + done * kHugePage, (pages - done) * kHugePage, MADV_NOHUGEPAGE);
-        populate(memory + done * kHugePage, pages - done);
-        madvise(memory + done * kHugePage, (pages - done) * kHugePage, MADV_HUGEPAGE);
+
+    char * memory() const { return memory_; }
+
+    size_t pages() const { return pages_; }
+
+    // Only so many pages are wanted, and no other thread is at work.
+    void cut(size_t pages) {
+        munmap(memory_ + pages * kHugePage, (pages_ - pages) * kHugePage);
+        pages_ = pages;
     }
+
+    // Until all pages are fetched or `stop`, beside other work of this process.
+    void run(const std::atomic<bool> & stop) {
+        // The system call for it would keep other threads from their allocations.
+        fetch(stop, [](char * page) {
+            for (size_t i = 0; i < kHugePage; i += kSmallPage) {
+                static_cast<volatile char *>(page)[i] = 0;
+            }
+        });
+    }
+
+    // All pages, while other work waits.
+    void finish() {
+        if (next_ < pages_) {
+            const std::atomic<bool> never{false};
+            run_parts(threads_for((pages_ - next_) * kHugePage), [&](size_t) {
+                fetch(never, [](char * page) { madvise(page, kHugePage, kPopulateWrite); });
+            });
+        }
+        if (small_) {
+            madvise(memory_, pages_ * kHugePage, MADV_HUGEPAGE);
+        }
+    }
+
+  private:
+    template <class Fetch>
+    void fetch(const std::atomic<bool> & stop, Fetch one) {
+        while (!stop) {
+            const size_t page = next_++;
+            if (page >= pages_) {
+                return;
+            }
+            const int64_t began = microseconds_now();
+            one(memory_ + page * kHugePage);
+            const int64_t lost = microseconds_now() - began - kQuickPage;
+            if (lost > 0 && !small_ && (lost_ += lost) > kPatience && !small_.exchange(true)) {
+                madvise(memory_, pages_ * kHugePage, MADV_NOHUGEPAGE);
+            }
+        }
+    }
+
+    char *               memory_;
+    size_t               pages_;
+    std::atomic<size_t>  next_{0};
+    std::atomic<int64_t> lost_{0};
+    std::atomic<bool>    small_{false};
+};
+
+// What is fetched before it is asked for.
+class Expected {
+  public:
+    explicit Expected(std::unique_ptr<Filling> filling)
+        : filling_(std::move(filling)), thread_([this] { filling_->run(stop_); }) {}
+
+    ~Expected() {
+        stop();
+        if (filling_ != nullptr) {
+            munmap(filling_->memory(), filling_->pages() * kHugePage);
+        }
+    }
+
+    // The filling as it is now, if it is for at least so many pages.
+    std::unique_ptr<Filling> take(size_t pages) {
+        stop();
+        if (filling_->pages() < pages) {
+            return nullptr;
+        }
+        filling_->cut(pages);
+        return std::move(filling_);
+    }
+
+  private:
+    void stop() {
+        stop_ = true;
+        if (thread_.joinable()) {
+            thread_.join();
+        }
+    }
+
+    std::unique_ptr<Filling> filling_;
+    std::atomic<bool>        stop_{false};
+    std::thread              thread_;
+};
+
+std::mutex                g_lock;
+std::unique_ptr<Expected> g_expected;
+
+std::unique_ptr<Filling> begun_filling(size_t pages) {
+    const std::lock_guard<std::mutex> guard(g_lock);
+    std::unique_ptr<Filling>          found = g_expected == nullptr ? nullptr : g_expected->take(pages);
+    g_expected                              = nullptr;
+    return found;
 }
 
 }  // namespace
@@ -67,27 +173,48 @@ void * take_memory(size_t size) {
         }
         return memory;
     }
-    const size_t whole = in_huge_pages(size);
-    void *       found = mmap(nullptr, whole + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found == MAP_FAILED) {
-        return nullptr;
+    const size_t             pages   = in_huge_pages(size);
+    std::unique_ptr<Filling> filling = begun_filling(pages);
+    if (filling == nullptr) {
+        char * memory = take_addresses(pages);
+        if (memory == nullptr) {
+            return nullptr;
+        }
+        filling = std::make_unique<Filling>(memory, pages);
     }
-    char *       first  = static_cast<char *>(found);
-    const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(first) % kHugePage) % kHugePage;
-    if (before != 0) {
-        munmap(first, before);
-    }
-    munmap(first + before + whole, kHugePage - before);
-    fill(first + before, whole);
-    return first + before;
+    filling->finish();
+    return filling->memory();
 }
 
 void give_back(void * memory, size_t size) {
     if (size < kHugePage) {
         std::free(memory);
     } else {
-        munmap(memory, in_huge_pages(size));
+        munmap(memory, in_huge_pages(size) * kHugePage);
     }
+}
+
+void expect_memory(size_t size) {
+    const size_t pages = in_huge_pages(size);
+    if (threads_for(size) < 2) {
+        return;
+    }
+    const std::lock_guard<std::mutex> guard(g_lock);
+    g_expected    = nullptr;
+    char * memory = take_addresses(pages);
+    if (memory == nullptr) {
+        return;
+    }
+    try {
+        g_expected = std::make_unique<Expected>(std::make_unique<Filling>(memory, pages));
+    } catch (const std::system_error &) {  // no more threads for this process
+        munmap(memory, pages * kHugePage);
+    }
+}
+
+void expect_nothing() {
+    const std::lock_guard<std::mutex> guard(g_lock);
+    g_expected = nullptr;
 }
 
 }  // namespace dspine

@@ -52,6 +52,11 @@ void pack_rows(const Kernel & kernel, int64_t inputs, const uint8_t * source, si
     const size_t block = std::max<size_t>(1, kBlockBytes / kernel.unit_bytes);
     for (size_t row = first; row < end;) {
         const size_t panel = row / kPanel, next = std::min(end, (panel + 1) * kPanel);
+        if (next - row == kPanel && kernel.pack_panel != nullptr) {
+            kernel.pack_panel(source + (row - first) * row_bytes, row_bytes, int64_t(units), packed + panel * panel_bytes(kernel, inputs));
+            row = next;
+            continue;
+        }
         for (size_t unit = 0; unit < units; unit += block) {
             uint8_t *     to   = packed + (panel * units + unit) * kernel.unit_bytes;
             const int64_t some = int64_t(std::min(block, units - unit));

@@ -281,6 +281,29 @@ DSPINE_API int dspine_kernels_take_weight(int type, int64_t inputs) {
     return dspine::product_for(&weight) != nullptr;
 }
 
+// Bytes that matrices of this type take when they are packed, which take `bytes` in their file; 0 where they are
+// not packed.
+DSPINE_API size_t dspine_kernels_packed_bytes(int type, size_t bytes) {
+    if (dspine::g_state == nullptr) {
+        return 0;
+    }
+    const auto found = dspine::g_state->products.find(type);
+    if (found == dspine::g_state->products.end()) {
+        return 0;
+    }
+    const dspine::Kernel & kernel = found->second->kernel();
+    return bytes / (kernel.source_bytes * dspine::kPanel) * kernel.unit_bytes;
+}
+
+// About so many bytes of packed weights are going to be loaded; 0 when they have been.
+DSPINE_API void dspine_kernels_expect(size_t bytes) {
+    if (bytes == 0) {
+        dspine::expect_nothing();
+    } else {
+        dspine::expect_memory(bytes + bytes / 128);  // last panels are filled up
+    }
+}
+
 // Takes over attention from the next graph on, or leaves it to ggml; for comparisons.
 DSPINE_API void dspine_kernels_take_attention(int on) {
     if (dspine::g_state != nullptr) {

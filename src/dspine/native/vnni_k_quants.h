@@ -139,7 +139,8 @@ constexpr Kernel vnni_k_kernel(int type) {
             pack_units<pack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
             unpack_units<unpack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
             prepare8_by_factor,
-            multiply<VnniKUnit<V, kind>, 256>};
+            multiply<VnniKUnit<V, kind>, 256>,
+            pack_whole_units<pack_k_panel<kind, Lanes::by_factor>, L::kSource, L::kUnit>};
 }
 
 }  // namespace

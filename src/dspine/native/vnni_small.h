@@ -100,7 +100,8 @@ constexpr Kernel vnni_small_kernel(int type) {
             pack_units<pack_small<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
             unpack_units<unpack_small<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
             prepare8_by_factor,
-            multiply<VnniSmallUnit<V, kind>, 32>};
+            multiply<VnniSmallUnit<V, kind>, 32>,
+            pack_whole_units<pack_small_panel<kind, Lanes::by_factor>, L::kSource, L::kUnit>};
 }
 
 template <class V>
@@ -159,7 +160,8 @@ constexpr Kernel vnni_eight_kernel() {
             pack_units<pack_eight, kEightSource, kEightUnit>,
             unpack_units<unpack_eight, kEightSource, kEightUnit>,
             prepare16,
-            multiply<VnniEightUnit<V>, 32>};
+            multiply<VnniEightUnit<V>, 32>,
+            pack_whole_units<pack_eight_panel, kEightSource, kEightUnit>};
 }
 
 }  // namespace
