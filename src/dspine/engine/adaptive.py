@@ -15,6 +15,7 @@ from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.asking import LEAST_REACH, Prices, Prospects
 from dspine.engine.costs import StepCosts
 from dspine.engine.proposal import DRAFTER, JOINT, NOTHING, Ask, Proposal
+from dspine.engine.sequence import common_prefix
 from dspine.engine.trial import Trial, would_have
 from dspine.engine.waiting import owed_ms
 from dspine.engine.width import Outcome, Outlook
@@ -376,8 +377,9 @@ class AdaptiveWidth:
 
     def _probed(self, drafted: _Chain, confirmed: Sequence[int]) -> None:
         """Drafts that nobody else had are followed up at once: it may be another text."""
-        right = _right(drafted.proposal, confirmed)
-        if right > max((_right(chain.proposal, confirmed) for chain in self._free), default=0):
+        right = common_prefix(drafted.proposal.tokens, confirmed)
+        free = (common_prefix(chain.proposal.tokens, confirmed) for chain in self._free)
+        if right > max(free, default=0):
             self._since = PROBE_LAST
             self._network.relax(PROBE_FIRST)
             self._prospects.forget()
@@ -421,16 +423,6 @@ class AdaptiveWidth:
             for kind, score in zip(kinds, drafted.scores, strict=True)
         ]
         return _Chain(self._network, drafted, slots)
-
-
-def _right(proposal: Proposal, confirmed: Sequence[int]) -> int:
-    """How many of the first drafts are what came."""
-    count = 0
-    for draft, token in zip(proposal.tokens, confirmed, strict=False):
-        if draft != token:
-            break
-        count += 1
-    return count
 
 
 def _typical_chains(curve: Sequence[float]) -> list[list[int]]:
