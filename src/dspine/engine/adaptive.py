@@ -202,6 +202,9 @@ class AdaptiveWidth:
                 if index < len(self._free):
                     self._instead = chain, found[0]
             first = max(first, chain.source.chance(chain.slots[0]))
+        # Judging costs more than it is worth where not even the shortest draft may be made.
+        if self._rate * self._costs.draft(2, waiting, warm=self._warm) > self._trial.left:
+            return 0
         situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
         judgement = self._prospects.judge(
             situation, best, min(self._block - 1, request.limit), self._prices
