@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 
 class Body(BaseModel):
@@ -62,7 +62,17 @@ class ChatMessage(Body):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-Limit = Annotated[int, Field(ge=1)] | Literal[-1] | None
+def _limit(value: int | None) -> int | None:
+    if value is not None and value < 1 and value != -1:
+        raise ValueError("should be greater than or equal to 1, or -1")
+    return value
+
+
+Limit = Annotated[
+    int | None,
+    AfterValidator(_limit),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": -1}, {"type": "null"}]}),
+]
 """Tokens of an answer at most; -1, as llama-server's clients say it, is the server's default."""
 
 
