@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -110,7 +111,19 @@ def command(options: Options) -> int:
     failure = made.thread.error
     if failure is not None:
         raise failure
+    if not made.thread.has_ended:
+        leave(made.thread.was_loaded)
     return 0
+
+
+def leave(was_loaded: bool) -> NoReturn:
+    """End the process beside a thread that is still inside the library: an ordinary end would
+    take apart what it works with, and crash."""
+    what = "the answers had ended" if was_loaded else "the model was loaded"
+    click.echo(f"stopped before {what}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @contextmanager

@@ -55,13 +55,23 @@ class EngineThread:
         self._error: DspineError | None = None
         self._state: State = "loading"
         self._served = False
-        """Whether it was ready once."""
+        """Whether it was loaded once."""
         self._thread = threading.Thread(target=self._work, name="dspine-engine", daemon=True)
 
     @property
     def state(self) -> State:
         """loading, ready, failed (see `error`) or stopped."""
         return self._state
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of the engine runs any more, or ever did."""
+        return not self._thread.is_alive()
+
+    @property
+    def was_loaded(self) -> bool:
+        """Whether the engine was there once, even if it was to stop by then."""
+        return self._served
 
     @property
     def error(self) -> DspineError | None:
@@ -110,12 +120,17 @@ class EngineThread:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Take nothing new, give what runs and waits `seconds` to end, then free the engine."""
+        """Take nothing new, give what runs and waits `seconds` to end, then free the engine.
+
+        Returns at once while the model is loading: nothing is answered yet, and nothing can
+        interrupt the load, which ends by itself and then frees the engine (`has_ended`).
+        """
         with self._changed:
             if self._state in ("loading", "ready"):
                 self._state = "stopped"
             self._changed.notify_all()
-        if self._thread.ident is None:
+            is_loading = not self._served and self._state != "failed"
+        if self._thread.ident is None or is_loading:
             return
         self._thread.join(seconds)
         with self._changed:
