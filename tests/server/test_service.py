@@ -56,7 +56,9 @@ def test_health_tells_how_loading_goes() -> None:
     assert service.thread.state == "stopped"
 
 
-def test_a_model_that_cannot_be_loaded_is_told_without_its_path() -> None:
+def test_a_model_that_cannot_be_loaded_is_told_without_its_path(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from starlette.testclient import TestClient
 
     from dspine.server.app import make_app
@@ -72,6 +74,8 @@ def test_a_model_that_cannot_be_loaded_is_told_without_its_path() -> None:
             assert reply.status_code == 503
             assert "could not be loaded" in reply.json()["error"]["message"]
             assert "secret" not in reply.text
+        # Those replies name the log, so it is there while the server runs.
+        assert "/secret/place/model.gguf is not a GGUF file" in caplog.text
     assert "secret" in str(service.thread.error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from dspine.engine.scheduler import Scheduler
 from dspine.engine.slots import SlotFacts
 from dspine.errors import DspineError
 from dspine.server.inbox import Inbox, Job, announce
+
+log = logging.getLogger("dspine.server")
 
 _LOOK_SECONDS = 0.05
 State = Literal["loading", "ready", "failed", "stopped"]
@@ -186,6 +189,7 @@ class EngineThread:
             raise
 
     def _fail(self, error: DspineError) -> None:
+        log.error("%s", error)  # at once: clients are sent to the log, and the program goes on
         with self._changed:
             self._error, self._state, self._engine = error, "failed", None
             left = (*self._waiting, *self._running)
