@@ -32,17 +32,10 @@ struct KTiles {
             store_weights(batch.weights[i][tile][lane], Unit::template weights<set, high>(unit, size_t(64 * lane)));
         }
         for (int part = 0; part < kTiles / 2; part++) {
-            const int       scaled = L::kSix ? 2 * index + part : index;
-            const uint8_t * small  = unit + L::kSmall + 16 * scaled;
-            const __m512    factor = V::to_float(L::kSix ? V::signed_bytes(small) : V::unsigned_bytes(small));
-            const __m512    scale  = V::times(V::half_floats(unit + L::kScale), factor);
+            const int    scaled = L::kSix ? 2 * index + part : index;
+            const __m512 scale  = Unit::scale_of(unit, scaled, 0);
             store_floats(batch.scale[i][part], scale);
-            if constexpr (L::kSix) {
-                store_floats(batch.minimum[i][part], V::times(scale, V::repeat(-32.0f)));
-            } else {
-                const __m512 size = V::to_float(V::unsigned_bytes(unit + L::kSmallMin + 16 * scaled));
-                store_floats(batch.minimum[i][part], V::times(V::negative(V::half_floats(unit + L::kMinimum)), size));
-            }
+            store_floats(batch.minimum[i][part], Unit::minimum_of(unit, scaled, 0, scale));
         }
     }
 
@@ -63,16 +56,7 @@ struct KTiles {
 
 template <KQuant kind>
 constexpr Kernel kernel(int type) {
-    using L = KLayout<kind>;
-    return {type,
-            256,
-            L::kUnit,
-            L::kSource,
-            8 * sizeof(Inputs8ByFactor),
-            pack_units<pack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            unpack_units<unpack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            prepare8_by_factor,
-            multiply_tiles<KTiles<kind>>};
+    return k_kernel<kind, Lanes::by_factor>(type, multiply_tiles<KTiles<kind>>);
 }
 
 }  // namespace

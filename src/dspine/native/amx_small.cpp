@@ -37,25 +37,14 @@ struct SmallTiles {
             decode_group<3>(unit, batch.weights[i]);
             const __m512 scale = V::half_floats(unit + L::kScale);
             store_floats(batch.scale[i][0], scale);
-            store_floats(batch.minimum[i][0], kind == Small::q4_1   ? V::half_floats(unit + L::kMinimum)
-                                              : kind == Small::q4_0 ? V::times(scale, V::repeat(-8.0f))
-                                                                    : V::times(scale, V::repeat(-16.0f)));
+            store_floats(batch.minimum[i][0], Unit::minimum_of(unit, 0, scale));
         }
     }
 };
 
 template <Small kind>
 constexpr Kernel kernel(int type) {
-    using L = SmallLayout<kind>;
-    return {type,
-            32,
-            L::kUnit,
-            L::kSource,
-            sizeof(Inputs8ByFactor),
-            pack_units<pack_small<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            unpack_units<unpack_small<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            prepare8_by_factor,
-            multiply_tiles<SmallTiles<kind>>};
+    return small_kernel<kind, Lanes::by_factor>(type, multiply_tiles<SmallTiles<kind>>);
 }
 
 }  // namespace

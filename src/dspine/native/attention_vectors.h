@@ -89,12 +89,6 @@ inline typename V::Float exponential(typename V::Float x) {
 
 inline float exponential(float x) { return _mm256_cvtss_f32(exponential<Eight>(_mm256_set1_ps(x))); }
 
-inline float largest(__m256 x) {
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    four        = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
-}
-
 inline float total(__m256 x) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     four        = _mm_add_ps(four, _mm_movehl_ps(four, four));

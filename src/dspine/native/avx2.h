@@ -45,6 +45,13 @@ inline __m256 load_half(const void * from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i *>(from)));
 }
 
+// The largest of eight.
+inline float largest(__m256 x) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    four        = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
 // A panel of 16 outputs in two registers.
 struct Vectors256 {
     using Float = __m256;

@@ -50,15 +50,6 @@ struct Unit {
 
 }  // namespace
 
-const Kernel kAvx2Q8_0 = {Q8_0,
-                          32,
-                          kEightUnit,
-                          kEightSource,
-                          sizeof(Inputs16),
-                          pack_units<pack_eight, kEightSource, kEightUnit>,
-                          unpack_units<unpack_eight, kEightSource, kEightUnit>,
-                          prepare16,
-                          multiply<Unit, 32>,
-                          pack_whole_units<pack_eight_panel, kEightSource, kEightUnit>};
+const Kernel kAvx2Q8_0 = eight_kernel(multiply<Unit, 32>);
 
 }  // namespace dspine

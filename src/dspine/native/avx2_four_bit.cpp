@@ -80,17 +80,7 @@ struct Unit {
 
 template <Small kind>
 constexpr Kernel kernel(int type) {
-    using L = SmallLayout<kind>;
-    return {type,
-            32,
-            L::kUnit,
-            L::kSource,
-            sizeof(Inputs8),
-            pack_units<pack_small<kind, Lanes::in_order>, L::kSource, L::kUnit>,
-            unpack_units<unpack_small<kind, Lanes::in_order>, L::kSource, L::kUnit>,
-            prepare8,
-            multiply<Unit<kind>, 32>,
-            pack_whole_units<pack_small_panel<kind, Lanes::in_order>, L::kSource, L::kUnit>};
+    return small_kernel<kind, Lanes::in_order>(type, multiply<Unit<kind>, 32>);
 }
 
 }  // namespace

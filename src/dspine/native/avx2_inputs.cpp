@@ -12,13 +12,6 @@ constexpr float kLeast = 1e-30f;
 
 __m256 size(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
-float largest(__m256 top) {
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
-    four        = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    four        = _mm_max_ss(four, _mm_movehdup_ps(four));
-    return _mm_cvtss_f32(four);
-}
-
 // Largest size of any input; a multiple of 32 of them.
 float largest(const float * input, int64_t inputs) {
     __m256 top[4];

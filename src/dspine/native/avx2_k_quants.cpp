@@ -111,17 +111,7 @@ struct Unit {
 
 template <KQuant kind>
 constexpr Kernel kernel(int type) {
-    using L = KLayout<kind>;
-    return {type,
-            256,
-            L::kUnit,
-            L::kSource,
-            8 * sizeof(Inputs8),
-            pack_units<pack_k<kind, Lanes::in_order>, L::kSource, L::kUnit>,
-            unpack_units<unpack_k<kind, Lanes::in_order>, L::kSource, L::kUnit>,
-            prepare8,
-            multiply<Unit<kind>, 256>,
-            pack_whole_units<pack_k_panel<kind, Lanes::in_order>, L::kSource, L::kUnit>};
+    return k_kernel<kind, Lanes::in_order>(type, multiply<Unit<kind>, 256>);
 }
 
 }  // namespace

@@ -6,15 +6,12 @@
 #include <cstring>
 #include <limits>
 
+#include "api.h"
+#include "avx2.h"
+
 namespace {
 
 constexpr int64_t kBlock = 1024;  // values whose largest is kept, so that one block alone is searched
-
-float largest_lane(__m256 v) {
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half        = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-}
 
 // The largest of some values; `odd` collects lanes that are no numbers.
 float largest(const float * x, int64_t count, __m256 & odd) {
@@ -27,7 +24,7 @@ float largest(const float * x, int64_t count, __m256 & odd) {
         b   = _mm256_max_ps(b, q);
         odd = _mm256_or_ps(odd, _mm256_cmp_ps(p, q, _CMP_UNORD_Q));
     }
-    float found = largest_lane(_mm256_max_ps(a, b));
+    float found = dspine::largest(_mm256_max_ps(a, b));
     for (; i < count; i++) {
         odd   = _mm256_or_ps(odd, _mm256_cmp_ps(_mm256_set1_ps(x[i]), least, _CMP_UNORD_Q));
         found = x[i] > found ? x[i] : found;
@@ -57,8 +54,6 @@ int64_t index_of_largest(const float * x, int64_t count) {
 }
 
 }  // namespace
-
-#define DSPINE_API __attribute__((visibility("default")))
 
 extern "C" {
 

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstdint>
 
-#define DSPINE_API __attribute__((visibility("default")))
+#include "api.h"
 
 extern "C" {
 

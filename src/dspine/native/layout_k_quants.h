@@ -146,6 +146,17 @@ void unpack_k(const uint8_t * unit, int lane, uint8_t * source) {
     }
 }
 
+template <KQuant kind, Lanes lanes>
+constexpr Kernel k_kernel(int type, decltype(Kernel::multiply) multiply) {
+    using L           = KLayout<kind>;
+    Kernel kernel     = lanes_kernel<lanes>(type, 256, L::kUnit, L::kSource);
+    kernel.pack       = pack_units<pack_k<kind, lanes>, L::kSource, L::kUnit>;
+    kernel.unpack     = unpack_units<unpack_k<kind, lanes>, L::kSource, L::kUnit>;
+    kernel.pack_panel = pack_whole_units<pack_k_panel<kind, lanes>, L::kSource, L::kUnit>;
+    kernel.multiply   = multiply;
+    return kernel;
+}
+
 // The sub-block of 32 inputs whose nibbles are the low or the high ones of a set.
 //
 // q4_k, q5_k: set i holds sub-blocks 2 i and 2 i + 1; the fifth bit of sub-block b is bit b.

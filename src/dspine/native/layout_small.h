@@ -114,6 +114,17 @@ void unpack_small(const uint8_t * unit, int lane, uint8_t * source) {
     from_lanes<lanes>(unit + L::kNibbles + 4 * lane, 4, source + L::kSourceNibbles, 64);
 }
 
+template <Small kind, Lanes lanes>
+constexpr Kernel small_kernel(int type, decltype(Kernel::multiply) multiply) {
+    using L           = SmallLayout<kind>;
+    Kernel kernel     = lanes_kernel<lanes>(type, 32, L::kUnit, L::kSource);
+    kernel.pack       = pack_units<pack_small<kind, lanes>, L::kSource, L::kUnit>;
+    kernel.unpack     = unpack_units<unpack_small<kind, lanes>, L::kSource, L::kUnit>;
+    kernel.pack_panel = pack_whole_units<pack_small_panel<kind, lanes>, L::kSource, L::kUnit>;
+    kernel.multiply   = multiply;
+    return kernel;
+}
+
 constexpr size_t kEightWeights = 32;
 constexpr size_t kEightUnit    = kEightWeights + 512;
 constexpr size_t kEightSource  = 34;
@@ -136,6 +147,19 @@ inline void unpack_eight(const uint8_t * unit, int lane, uint8_t * source) {
     for (int pair = 0; pair < 16; pair++) {
         std::memcpy(source + 2 + 2 * pair, unit + kEightWeights + 32 * pair + 2 * lane, 2);
     }
+}
+
+constexpr Kernel eight_kernel(decltype(Kernel::multiply) multiply) {
+    return {Q8_0,
+            32,
+            kEightUnit,
+            kEightSource,
+            sizeof(Inputs16),
+            pack_units<pack_eight, kEightSource, kEightUnit>,
+            unpack_units<unpack_eight, kEightSource, kEightUnit>,
+            prepare16,
+            multiply,
+            pack_whole_units<pack_eight_panel, kEightSource, kEightUnit>};
 }
 
 }  // namespace

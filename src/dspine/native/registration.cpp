@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "api.h"
 #include "families.h"
 #include "lookup.h"
 #include "memory.h"
@@ -222,8 +223,6 @@ class Kernels : public ExtraBufferType {
 }  // namespace
 
 }  // namespace dspine
-
-#define DSPINE_API __attribute__((visibility("default")))
 
 extern "C" {
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "api.h"
 #include "families.h"
 #include "packing.h"
 
@@ -59,7 +60,7 @@ class Trial {
 
 // Seconds of one thread that a product takes, the best of `repeats`, and the product (rows x outputs). Below 0:
 // this machine or the family has no such kernel, or the matrix does not fit it.
-extern "C" __attribute__((visibility("default"))) double dspine_kernels_trial(const char * family, int type, int64_t inputs,
+extern "C" DSPINE_API double dspine_kernels_trial(const char * family, int type, int64_t inputs,
                                                                               int64_t outputs, int64_t rows, int repeats,
                                                                               float * result) {
     using namespace dspine;

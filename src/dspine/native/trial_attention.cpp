@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "api.h"
 #include "families.h"
 #include "trial.h"
 
@@ -63,7 +64,7 @@ struct Operand {
 // Seconds of one thread that an attention takes, the best of `repeats`, and its result (rows x heads x width).
 // Each row sees one key more than the one before, and some not the first keys. Below 0: this machine or the
 // family cannot compute it.
-extern "C" __attribute__((visibility("default"))) double dspine_kernels_trial_attention(const char * family, int cache, int64_t heads,
+extern "C" DSPINE_API double dspine_kernels_trial_attention(const char * family, int cache, int64_t heads,
                                                                                         int64_t shared, int64_t rows, int64_t keys,
                                                                                         int64_t width, int repeats, float * result) {
     using namespace dspine;

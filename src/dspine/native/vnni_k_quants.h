@@ -68,6 +68,23 @@ struct VnniKUnit {
         }
     }
 
+    // Scale number `scaled` of a unit.
+    static Float scale_of(const uint8_t * unit, int scaled, int part) {
+        const uint8_t * small  = unit + L::kSmall + 16 * scaled + 8 * part;
+        const Float     factor = V::to_float(L::kSix ? V::signed_bytes(small) : V::unsigned_bytes(small));
+        return V::times(V::half_floats(unit + L::kScale + 16 * part), factor);
+    }
+
+    // What an input of 1 adds for a weight of 0.
+    static Float minimum_of(const uint8_t * unit, int scaled, int part, Float scale) {
+        if constexpr (L::kSix) {
+            return V::times(scale, V::repeat(-32.0f));
+        } else {
+            const Float size = V::to_float(V::unsigned_bytes(unit + L::kSmallMin + 16 * scaled + 8 * part));
+            return V::times(V::negative(V::half_floats(unit + L::kMinimum + 16 * part)), size);
+        }
+    }
+
     // Not inlined: one function for all of a unit takes minutes to compile.
     template <int set, bool high, int R>
     __attribute__((noinline)) static void add_sub_block(const uint8_t * unit, int turn, const Inputs * const (&blocks)[R],
@@ -88,16 +105,8 @@ struct VnniKUnit {
                 asm("" ::: "memory");
                 Int total[R];
                 sums<set, high, R>(quants, part, first, x, total);
-                const uint8_t * small  = unit + L::kSmall + 16 * scaled + 8 * part;
-                const Float     factor = V::to_float(L::kSix ? V::signed_bytes(small) : V::unsigned_bytes(small));
-                const Float     scale  = V::times(V::half_floats(unit + L::kScale + 16 * part), factor);
-                Float           minimum;
-                if constexpr (L::kSix) {
-                    minimum = V::times(scale, V::repeat(-32.0f));
-                } else {
-                    const Float size = V::to_float(V::unsigned_bytes(unit + L::kSmallMin + 16 * scaled + 8 * part));
-                    minimum          = V::times(V::negative(V::half_floats(unit + L::kMinimum + 16 * part)), size);
-                }
+                const Float scale   = scale_of(unit, scaled, part);
+                const Float minimum = minimum_of(unit, scaled, part, scale);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     const float sum = L::kSix ? x[r]->half[first / 4] : x[r]->sum;
@@ -130,17 +139,7 @@ struct VnniKUnit {
 
 template <class V, KQuant kind>
 constexpr Kernel vnni_k_kernel(int type) {
-    using L = KLayout<kind>;
-    return {type,
-            256,
-            L::kUnit,
-            L::kSource,
-            8 * sizeof(Inputs8ByFactor),
-            pack_units<pack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            unpack_units<unpack_k<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            prepare8_by_factor,
-            multiply<VnniKUnit<V, kind>, 256>,
-            pack_whole_units<pack_k_panel<kind, Lanes::by_factor>, L::kSource, L::kUnit>};
+    return k_kernel<kind, Lanes::by_factor>(type, multiply<VnniKUnit<V, kind>, 256>);
 }
 
 }  // namespace

@@ -65,6 +65,13 @@ struct VnniSmallUnit {
     }
     static constexpr int kFirst = kFlush == 2 ? 0 : 2;  // group after which totals begin
 
+    // What an input of 1 adds for a weight of 0.
+    static Float minimum_of(const uint8_t * unit, int part, Float scale) {
+        return kind == Small::q4_1   ? V::half_floats(unit + L::kMinimum + 16 * part)
+               : kind == Small::q4_0 ? V::times(scale, V::repeat(-8.0f))
+                                     : V::times(scale, V::repeat(-16.0f));
+    }
+
     template <int R>
     static void add(const uint8_t * unit, const Inputs * const (&x)[R], Float (&value)[R][V::kParts]) {
 #pragma GCC unroll 2
@@ -77,9 +84,7 @@ struct VnniSmallUnit {
             add_group<1, R>(unit, part, x, sum, total);
             add_group<3, R>(unit, part, x, sum, total);
             const Float scale   = V::half_floats(unit + L::kScale + 16 * part);
-            const Float minimum = kind == Small::q4_1   ? V::half_floats(unit + L::kMinimum + 16 * part)
-                                  : kind == Small::q4_0 ? V::times(scale, V::repeat(-8.0f))
-                                                        : V::times(scale, V::repeat(-16.0f));
+            const Float minimum = minimum_of(unit, part, scale);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 value[r][part] = V::add_product(V::to_float(total[r]), scale, value[r][part]);
@@ -91,17 +96,7 @@ struct VnniSmallUnit {
 
 template <class V, Small kind>
 constexpr Kernel vnni_small_kernel(int type) {
-    using L = SmallLayout<kind>;
-    return {type,
-            32,
-            L::kUnit,
-            L::kSource,
-            sizeof(Inputs8ByFactor),
-            pack_units<pack_small<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            unpack_units<unpack_small<kind, Lanes::by_factor>, L::kSource, L::kUnit>,
-            prepare8_by_factor,
-            multiply<VnniSmallUnit<V, kind>, 32>,
-            pack_whole_units<pack_small_panel<kind, Lanes::by_factor>, L::kSource, L::kUnit>};
+    return small_kernel<kind, Lanes::by_factor>(type, multiply<VnniSmallUnit<V, kind>, 32>);
 }
 
 template <class V>
@@ -152,16 +147,7 @@ struct VnniEightUnit {
 
 template <class V>
 constexpr Kernel vnni_eight_kernel() {
-    return {Q8_0,
-            32,
-            kEightUnit,
-            kEightSource,
-            sizeof(Inputs16),
-            pack_units<pack_eight, kEightSource, kEightUnit>,
-            unpack_units<unpack_eight, kEightSource, kEightUnit>,
-            prepare16,
-            multiply<VnniEightUnit<V>, 32>,
-            pack_whole_units<pack_eight_panel, kEightSource, kEightUnit>};
+    return eight_kernel(multiply<VnniEightUnit<V>, 32>);
 }
 
 }  // namespace
