@@ -191,7 +191,12 @@ class AdaptiveWidth:
             self._offers.append(self._open.rest(request.limit))
         self._drafted, self._width, self._probing = None, 0, False
         self._worth, self._instead = [], None
-        if self._block < 2 or waiting is None or self._is_over():
+        if self._block < 2 or waiting is None:
+            return 0
+        # Where not even the shortest draft may be tried, judging one costs more than it is worth.
+        cheapest = self._costs.draft(2, waiting, warm=self._warm)
+        may_ask = self._rate * cheapest <= self._trial.left
+        if not may_ask and self._open is None:
             return 0
         best, first = 1.0 - self._rate * rows[0], 0.0
         for index, chain in enumerate(self._offers):
@@ -202,8 +207,7 @@ class AdaptiveWidth:
                 if index < len(self._free):
                     self._instead = chain, found[0]
             first = max(first, chain.source.chance(chain.slots[0]))
-        # Judging costs more than it is worth where not even the shortest draft may be made.
-        if self._rate * self._costs.draft(2, waiting, warm=self._warm) > self._trial.left:
+        if not may_ask:
             return 0
         situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
         judgement = self._prospects.judge(
@@ -353,12 +357,6 @@ class AdaptiveWidth:
             [rate * ms for ms in self._costs.drafts()],
             [rate * ms for ms in owed] if owed is not self._nothing else owed,
         )
-
-    def _is_over(self) -> bool:
-        """Whether asking has lost so much that not even the cheapest draft may be tried."""
-        if self._open is not None:
-            return False
-        return self._rate * self._costs.drafts()[2] > self._trial.left
 
     def _probe(self, loss: float, gain: float) -> bool:
         """Whether to ask although that is expected to lose `loss` tokens: texts change.

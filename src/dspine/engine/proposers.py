@@ -201,7 +201,7 @@ class DrafterProposer:
         """Positions that a block after the prompt sees must have features, or be decoded again."""
         first = self._drafter.first_visible(len(prompt) - 1)
         end = min(common, self._max_positions)
-        if first >= end or not self._on():
+        if first >= end or self.disabled_reason is not None:
             return common
         held_from, held_to = self._feed.held
         if first < held_from or first > held_to:
@@ -209,14 +209,14 @@ class DrafterProposer:
         return common if held_to >= end else held_to
 
     def begin(self, prompt: Sequence[int], kept: int = 0) -> None:
-        if self._on():
+        if self.disabled_reason is None:
             self._first_visible = self._drafter.first_visible(len(prompt) - 1)
             self._guarded(lambda: self._feed.truncate(kept))
 
     def saw_prompt(self, position: int, count: int) -> None:
         first = max(position, self._first_visible)
         end = min(position + count, self._max_positions)
-        if first < end and self._on():
+        if first < end and self.disabled_reason is None:
             self._guarded(lambda: self._feed.take(first, first - position, end - first))
 
     @property
@@ -284,15 +284,12 @@ class DrafterProposer:
                 self._failed(error)
 
     def flush(self, position: int) -> None:
-        if self._on():
+        if self.disabled_reason is None:
             self._guarded(lambda: self._feed.flush(position))
 
     def truncate(self, length: int) -> None:
-        if self._on():
+        if self.disabled_reason is None:
             self._guarded(lambda: self._feed.truncate(length - 1))
-
-    def _on(self) -> bool:
-        return self.disabled_reason is None
 
     def _flushed(self, position: int) -> bool:
         self._feed.flush(position)
