@@ -22,7 +22,7 @@ from dspine.engine.scheduler import Scheduler
 from dspine.errors import DspineError, UsageError
 from dspine.server.app import Service
 from dspine.server.engine_thread import BusyError, EngineThread
-from dspine.server.inbox import Job
+from dspine.server.inbox import Inbox, Job
 from tests.support.fake_engine import VOCAB
 from tests.support.fake_slots import make_slots
 from tests.support.fake_target import FakeTarget
@@ -96,13 +96,17 @@ def _has(thread: EngineThread, count: int) -> bool:
 
 
 async def ask_all(
-    thread: EngineThread, gate: threading.Event, count: int, seen: list[tuple[str, Event]]
+    thread: EngineThread,
+    gate: threading.Event,
+    wanted: int | Sequence[Job],
+    seen: list[tuple[str, Event]],
 ) -> list[asyncio.Task[str]]:
-    """`count` jobs a, b, ... in that order, of which none has gone on before the gate opens."""
+    """Jobs a, b, ... in that order, of which none has gone on before the gate opens."""
     gate.clear()
     tasks = []
-    for number in range(count):
-        job = Job(PROMPT, {"max_tokens": 100})
+    if isinstance(wanted, int):
+        wanted = [Job(PROMPT, {"max_tokens": 100}) for _ in range(wanted)]
+    for number, job in enumerate(wanted):
         tasks.append(asyncio.create_task(read(thread.answer(job), seen, "abcdefgh"[number])))
         await asyncio.to_thread(until, partial(_has, thread, number + 1))
     return tasks
@@ -123,26 +127,41 @@ def test_two_streams_take_turns_and_say_what_they_say_alone() -> None:
     assert len(runs) > 60 and max(runs) <= 2, f"one of the two had to wait: {turns}"
 
 
-def test_requests_get_slots_in_the_order_in_which_they_came() -> None:
-    targets = gated(2)
+def told_by_the_engine(patch: pytest.MonkeyPatch) -> list[tuple[Job, Event | BaseException]]:
+    """What the engine's thread tells, in its own order: readers may run late and in any order."""
+    told: list[tuple[Job, Event | BaseException]] = []
+    put = Inbox.put
 
-    async def scenario(thread: EngineThread) -> tuple[list[str], list[tuple[str, Event]]]:
-        seen: list[tuple[str, Event]] = []
-        tasks = await ask_all(thread, targets[0].may_go, 6, seen)
+    def note(inbox: Inbox, item: Event | BaseException) -> bool:
+        told.append((inbox.job, item))
+        return put(inbox, item)
+
+    patch.setattr(Inbox, "put", note)
+    return told
+
+
+def test_requests_get_slots_in_the_order_in_which_they_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    targets = gated(2)
+    told = told_by_the_engine(monkeypatch)
+    jobs = [Job(PROMPT, {"max_tokens": 100}) for _ in range(6)]
+
+    async def scenario(thread: EngineThread) -> list[str]:
+        tasks = await ask_all(thread, targets[0].may_go, jobs, [])
         assert thread.n_waiting >= 4
         targets[0].may_go.set()
-        return await asyncio.gather(*tasks), seen
+        return await asyncio.gather(*tasks)
 
-    texts, seen = with_thread(make_service(*targets), scenario)
-    assert texts == [LETTERS[:100]] * 6
-    begun = [name for name, event in seen if isinstance(event, Prefill)]
-    assert begun == sorted(begun)
+    assert with_thread(make_service(*targets), scenario) == [LETTERS[:100]] * 6
+    begun = [id(job) for job, event in told if isinstance(event, Prefill)]
+    assert begun == [id(job) for job in jobs]
     # Never more at a time than there are slots.
     running = most = 0
-    for _, event in seen:
+    for _, event in told:
         running += isinstance(event, Prefill) - isinstance(event, Finish)
         most = max(most, running)
-    assert most == 2
+    assert (most, running) == (2, 0)
 
 
 def test_the_queue_has_a_limit_beside_the_slots_and_every_route_tells_the_truth() -> None:
