@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 
+import pytest
+
 from dspine.engine.events import Event, Finish, Prefill
 from dspine.engine.stats import StatsRecorder
 from dspine.server.inbox import Inbox, Job, announce
@@ -68,12 +70,24 @@ def test_silence_is_told_again_and_again_and_ends_with_an_event() -> None:
     assert asyncio.run(read()) == [None, None, FINISH]
 
 
-def test_a_stream_that_waits_sends_pings() -> None:
+def test_a_stream_that_waits_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     target = SlowTarget(says("Hi."), VOCAB, n_ctx=256)
+    silences: list[float | None] = []
+    get = Inbox.get
+
+    async def counted(inbox: Inbox, patience: float | None = None) -> Event | None:
+        found = await get(inbox, patience)
+        if found is None:
+            silences.append(patience)
+            if len(silences) == 3:
+                target.may_go.set()
+        return found
+
+    monkeypatch.setattr(Inbox, "get", counted)
     with serving(make_service(target, ping_seconds=0.05)) as client:
         target.may_go.clear()
-        threading.Timer(0.4, target.may_go.set).start()
         reply = client.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": True})
         lines = [line for line in reply.text.split("\n") if line]
-    assert lines[0] == lines[1] == ": ping"
+    assert silences[:3] == [0.05] * 3
+    assert lines[:3] == [": ping"] * 3
     assert lines[-1] == "data: [DONE]" and '"content":"H"' in reply.text.replace(": ", ":")

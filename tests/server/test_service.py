@@ -245,13 +245,20 @@ def test_requests_wait_their_turn_and_the_queue_has_a_limit() -> None:
         assert service.thread.n_running == service.thread.n_waiting == 0
 
 
-def test_a_reader_that_leaves_ends_the_answer() -> None:
-    class Unhurried(FakeTarget):
-        def decode(self, *arguments: Any) -> None:
-            time.sleep(0.005)
-            super().decode(*arguments)
+class Pausing(SlowTarget):
+    """Closes its own gate after some decodes, so that the engine waits for the test."""
 
-    target = Unhurried(says("x" * 200), VOCAB, n_ctx=512)
+    pause = 9
+
+    def decode(self, *arguments: Any) -> None:
+        super().decode(*arguments)
+        self.pause -= 1
+        if self.pause == 0:
+            self.may_go.clear()
+
+
+def test_a_reader_that_leaves_ends_the_answer() -> None:
+    target = Pausing(says("x" * 200), VOCAB, n_ctx=512)
     service = make_service(target)
 
     async def leave() -> int:
@@ -267,12 +274,12 @@ def test_a_reader_that_leaves_ends_the_answer() -> None:
     service.thread.start()
     assert service.thread.wait_ready(20)
     assert asyncio.run(leave()) == 3
-    limit = time.monotonic() + 20
-    while service.thread.n_running and time.monotonic() < limit:
-        time.sleep(0.01)
+    held = len(target.memory)
+    target.may_go.set()
+    service.thread.stop(20)
     assert service.thread.n_running == 0
-    assert len(target.memory) < 150
-    service.thread.stop(1)
+    # The step in which it left, and no other.
+    assert held <= len(target.memory) <= held + 8 < 100
 
 
 def test_stopping_lets_an_answer_end_and_takes_no_new_one() -> None:
@@ -307,20 +314,26 @@ def test_stopping_lets_an_answer_end_and_takes_no_new_one() -> None:
 
 
 def test_stopping_breaks_off_what_does_not_end_in_time() -> None:
-    target = FakeTarget(says("x" * 4000), VOCAB, n_ctx=5000)
+    target = Pausing(says("x" * 400), VOCAB, n_ctx=512)
     service = make_service(target)
     service.thread.start()
     assert service.thread.wait_ready(20)
+    stopping = threading.Thread(target=service.thread.stop, args=(0.0,))
 
     async def scenario() -> str:
         last = ""
         async for event in service.thread.answer(Job([65, 58], {})):
             if not last:
-                threading.Thread(target=service.thread.stop, args=(0.0,)).start()
+                stopping.start()
+                [running] = service.thread._running
+                await asyncio.to_thread(running.cancel.wait, 20)
+                target.may_go.set()
             last = getattr(event, "reason", "running")
         return last
 
     assert asyncio.run(scenario()) == "cancelled"
+    stopping.join(20)
+    assert service.thread.has_ended and len(target.memory) < 100
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_asks_for_the_key() -> None:

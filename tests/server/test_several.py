@@ -66,29 +66,35 @@ async def read(events: AsyncIterator[Event], seen: list[tuple[str, Event]], name
     return text
 
 
-class TimedTarget(SlowTarget):
-    """Remembers when it decoded."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.times: list[float] = []
-
-    def decode(self, *arguments: Any) -> None:
-        super().decode(*arguments)
-        self.times.append(time.perf_counter())
-
-
-def zip_times(targets: Sequence[TimedTarget]) -> list[tuple[str, float]]:
-    """(name, time) of every decode."""
-    return [("abcdefgh"[i], at) for i, target in enumerate(targets) for at in target.times]
-
-
-def gated(count: int) -> list[TimedTarget]:
-    """Targets that all say `text`, and decode only while the first one's gate is open."""
-    targets = [TimedTarget(says(LETTERS), VOCAB, n_ctx=512) for _ in range(count)]
+def gated(count: int) -> list[SlowTarget]:
+    """Targets that all say `LETTERS`, and decode only while the first one's gate is open."""
+    targets = [SlowTarget(says(LETTERS), VOCAB, n_ctx=512) for _ in range(count)]
     for target in targets[1:]:
         target.may_go = targets[0].may_go
     return targets
+
+
+class TurnTarget(SlowTarget):
+    """Writes its name down whenever it decodes, and closes its gate after the decode `pause`."""
+
+    def __init__(self, name: str, turns: list[str], gate: threading.Event) -> None:
+        super().__init__(says(LETTERS), VOCAB, n_ctx=512)
+        self._name, self._turns, self.may_go = name, turns, gate
+        self.pause = 0
+
+    def decode(self, *arguments: Any) -> None:
+        super().decode(*arguments)
+        self._turns.append(self._name)
+        if len(self._turns) == self.pause:
+            self.may_go.clear()
+
+
+def taking_turns() -> tuple[TurnTarget, TurnTarget, list[str]]:
+    """Two targets a and b with one gate, and the names of those that decoded, in that order."""
+    turns: list[str] = []
+    gate = threading.Event()
+    gate.set()
+    return TurnTarget("a", turns, gate), TurnTarget("b", turns, gate), turns
 
 
 def _has(thread: EngineThread, count: int) -> bool:
@@ -113,15 +119,15 @@ async def ask_all(
 
 
 def test_two_streams_take_turns_and_say_what_they_say_alone() -> None:
-    targets = gated(2)
+    first, second, decoded = taking_turns()
 
     async def scenario(thread: EngineThread) -> list[str]:
-        tasks = await ask_all(thread, targets[0].may_go, 2, [])
-        targets[0].may_go.set()
+        tasks = await ask_all(thread, first.may_go, 2, [])
+        first.may_go.set()
         return await asyncio.gather(*tasks)
 
-    assert with_thread(make_service(*targets), scenario) == [LETTERS[:100]] * 2
-    turns = "".join(name for name, _ in sorted(zip_times(targets), key=lambda pair: pair[1]))
+    assert with_thread(make_service(first, second), scenario) == [LETTERS[:100]] * 2
+    turns = "".join(decoded)
     both = turns[turns.index("b") : turns.rindex("a")]
     runs = [len(list(group)) for _, group in groupby(both)]
     assert len(runs) > 60 and max(runs) <= 2, f"one of the two had to wait: {turns}"
@@ -254,53 +260,50 @@ def test_slots_tell_what_each_one_does() -> None:
     with_thread(make_service(*targets), scenario)
 
 
-def test_one_who_leaves_frees_its_slot_and_disturbs_nobody() -> None:
-    targets = gated(2)
+def test_one_who_leaves_frees_its_slot_and_disturbs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, turns = taking_turns()
+    first.pause = second.pause = 21
+    told = told_by_the_engine(monkeypatch)
+    jobs = [Job(PROMPT, {"max_tokens": count}) for count in (100, 100, 20)]
 
-    async def scenario(thread: EngineThread) -> tuple[str, str]:
-        seen: list[tuple[str, Event]] = []
-        left, stays = await ask_all(thread, targets[0].may_go, 2, seen)
-        waits = asyncio.create_task(read(thread.answer(Job(PROMPT, {"max_tokens": 20})), seen, "c"))
-        await asyncio.sleep(0)
-        targets[0].may_go.set()
-        while not any(name == "a" and isinstance(event, Step) for name, event in seen):
-            await asyncio.sleep(0)
+    async def scenario(thread: EngineThread) -> list[str]:
+        left, stays, waits = await ask_all(thread, first.may_go, jobs, [])
+        first.may_go.set()
+        # The engine stands still in the middle of both answers until one of them has left.
+        await asyncio.to_thread(until, lambda: len(turns) == 21 and not first.may_go.is_set())
+        assert thread.n_waiting == 1
+        begun = {id(job) for job, event in told if isinstance(event, Step)}
+        assert begun == {id(job) for job in jobs[:2]}
         left.cancel()
-        texts = await stays, await waits
-        order = [name for name, event in seen if isinstance(event, Finish)]
-        assert order == ["c", "b"], "the one that waited had to wait for the slot of the other"
+        await asyncio.wait([left])
+        first.may_go.set()
+        texts = await asyncio.gather(stays, waits)
         assert thread.n_running == thread.n_waiting == 0
         return texts
 
-    for target in targets:  # slow enough that 100 tokens are not over before "a" has left
-        _unhurried(target)
-    texts = with_thread(make_service(*targets), scenario)
-    assert texts == (LETTERS[:100], LETTERS[:20])
+    texts = with_thread(make_service(first, second), scenario)
+    assert texts == [LETTERS[:100], LETTERS[:20]]
+    ends = [(job, event.reason) for job, event in told if isinstance(event, Finish)]
+    assert ends == [(jobs[0], "cancelled"), (jobs[2], "length"), (jobs[1], "length")]
 
 
-def _unhurried(target: SlowTarget) -> None:
-    decode = target.decode
-
-    def slowly(*arguments: Any) -> None:
-        time.sleep(0.002)
-        decode(*arguments)
-
-    target.decode = slowly  # type: ignore[method-assign]
-
-
-def test_one_who_leaves_the_queue_is_never_answered() -> None:
+def test_one_who_leaves_the_queue_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     targets = gated(2)
+    told = told_by_the_engine(monkeypatch)
+    jobs = [Job(PROMPT, {"max_tokens": 100}) for _ in range(4)]
 
-    async def scenario(thread: EngineThread) -> list[tuple[str, Event]]:
-        seen: list[tuple[str, Event]] = []
-        tasks = await ask_all(thread, targets[0].may_go, 4, seen)
+    async def scenario(thread: EngineThread) -> None:
+        tasks = await ask_all(thread, targets[0].may_go, jobs, [])
         tasks[3].cancel()
         await asyncio.wait([tasks[3]])
         targets[0].may_go.set()
         await asyncio.gather(*tasks[:3])
-        return seen
 
-    assert "d" not in {name for name, _ in with_thread(make_service(*targets), scenario)}
+    with_thread(make_service(*targets), scenario)
+    answered = {id(job) for job, _ in told}
+    assert answered == {id(job) for job in jobs[:3]}
 
 
 class Brittle(SlowTarget):
