@@ -12,7 +12,7 @@ from dspine.engine.events import Event, Finish, Prefill
 from dspine.engine.stats import StatsRecorder
 from dspine.server.inbox import Inbox, Job, announce
 from tests.support.fake_engine import VOCAB
-from tests.support.served import SlowTarget, make_service, says, serving
+from tests.support.served import PATIENCE, SlowTarget, make_service, says, serving
 
 FINISH = Finish("stop", StatsRecorder().snapshot())
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -37,7 +37,7 @@ def test_every_event_arrives_once_and_in_order_whoever_is_faster() -> None:
         while not found or found[-1] is not FINISH:
             if slowly:
                 await asyncio.sleep(0.0002)
-            found.append(await inbox.get(20))
+            found.append(await inbox.get(PATIENCE))
         thread.join()
         return found
 
@@ -63,7 +63,7 @@ def test_silence_is_told_again_and_again_and_ends_with_an_event() -> None:
             inbox.wake()
 
         asyncio.get_running_loop().call_later(0.01, put)
-        found.append(await inbox.get(20))
+        found.append(await inbox.get(PATIENCE))
         inbox.close()
         return found
 

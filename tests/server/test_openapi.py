@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import schemathesis
@@ -14,7 +13,7 @@ from dspine.server.app import make_app
 from dspine.server.routes import routes
 from tests.support.fake_engine import VOCAB
 from tests.support.fake_target import FakeTarget
-from tests.support.served import make_service, says
+from tests.support.served import PATIENCE, make_service, says, until
 
 SERVICE = make_service(FakeTarget(says("Hi there."), VOCAB, n_ctx=512), max_tokens=16)
 APP = make_app(SERVICE, routes())
@@ -37,10 +36,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", running)
 @schema.parametrize()
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_reply_keeps_to_the_document(case: schemathesis.Case[Any]) -> None:
-    assert SERVICE.thread.wait_ready(20)
+    assert SERVICE.thread.wait_ready(PATIENCE)
     # What a schema cannot say (a prompt too long, two constraints at once) is refused as well.
     case.call_and_validate(excluded_checks=[positive_data_acceptance])
-    limit = time.monotonic() + 20
-    while SERVICE.thread.n_running and time.monotonic() < limit:
-        time.sleep(0.001)  # the reply leaves a moment before the slot is free
-    assert SERVICE.thread.n_running == 0
+    until(lambda: SERVICE.thread.n_running == 0)

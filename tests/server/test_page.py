@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import uvicorn
 from dspine.server.app import make_app
 from dspine.server.routes import routes
 from tests.support.fake_engine import VOCAB
-from tests.support.served import SlowTarget, make_service, says
+from tests.support.served import PATIENCE, SlowTarget, make_service, says, until
 from tests.support.toy_target import OracleSampler
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -40,16 +39,14 @@ class Site:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         self._thread.start()
-        assert self.service.thread.wait_ready(20)
-        limit = time.monotonic() + 20
-        while not self._server.started and time.monotonic() < limit:
-            time.sleep(0.01)
+        assert self.service.thread.wait_ready(PATIENCE)
+        until(lambda: self._server.started)
         self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
 
     def close(self) -> None:
         self.target.may_go.set()
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(PATIENCE)
         self._socket.close()
 
 
@@ -156,7 +153,7 @@ def test_a_page_is_answered_beside_others(browser: sync_api.Browser) -> None:  #
         with ThreadPoolExecutor(1) as pool:
             headers = {"Content-Type": "application/json"}
             asked = Request(f"{busy.address}v1/chat/completions", body, headers)
-            other = pool.submit(lambda: json.load(urlopen(asked, timeout=30)))
+            other = pool.submit(lambda: json.load(urlopen(asked, timeout=PATIENCE)))
             for page in pages:
                 ask(page)
             busy.target.may_go.set()

@@ -8,7 +8,6 @@ import logging
 import re
 import socket
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -21,7 +20,16 @@ from dspine.server.inbox import Job
 from dspine.server.routes import openapi_document
 from tests.support.fake_engine import VOCAB, make_engine
 from tests.support.fake_target import FakeTarget
-from tests.support.served import TEMPLATE, SlowTarget, make_service, says, served, serving
+from tests.support.served import (
+    PATIENCE,
+    TEMPLATE,
+    SlowTarget,
+    make_service,
+    says,
+    served,
+    serving,
+    until,
+)
 
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -35,7 +43,7 @@ def test_health_tells_how_loading_goes() -> None:
     may_load = threading.Event()
 
     def load() -> Engine:
-        assert may_load.wait(20)
+        assert may_load.wait(PATIENCE)
         return make_engine(FakeTarget(says("Hi."), VOCAB, n_ctx=256), template=TEMPLATE)
 
     service = make_service(FakeTarget(says(""), VOCAB), load=load)
@@ -50,7 +58,7 @@ def test_health_tells_how_loading_goes() -> None:
         assert client.post("/v1/chat/completions", json=ASK).status_code == 503
         assert client.get("/v1/models").json()["data"][0]["id"] == "fake"
         may_load.set()
-        assert service.thread.wait_ready(20)
+        assert service.thread.wait_ready(PATIENCE)
         assert client.get("/health").json() == {"status": "ok"}
         assert client.post("/v1/chat/completions", json=ASK).status_code == 200
     assert service.thread.state == "stopped"
@@ -69,7 +77,7 @@ def test_a_model_that_cannot_be_loaded_is_told_without_its_path(
 
     service = make_service(FakeTarget(says(""), VOCAB), load=load)
     with TestClient(make_app(service, routes())) as client:
-        assert not service.thread.wait_ready(20)
+        assert not service.thread.wait_ready(PATIENCE)
         for reply in (client.get("/health"), client.post("/v1/chat/completions", json=ASK)):
             assert reply.status_code == 503
             assert "could not be loaded" in reply.json()["error"]["message"]
@@ -227,20 +235,18 @@ def test_requests_wait_their_turn_and_the_queue_has_a_limit() -> None:
 
         first = threading.Thread(target=ask)
         first.start()
-        assert target.started.wait(20)
+        assert target.started.wait(PATIENCE)
         second = threading.Thread(target=ask)
         second.start()
-        limit = time.monotonic() + 20
-        while service.thread.n_waiting < 1 and time.monotonic() < limit:
-            time.sleep(0.01)
+        until(lambda: service.thread.n_waiting == 1)
         full = client.post("/v1/chat/completions", json=ASK)
         assert full.status_code == 503 and full.headers["Retry-After"] == "1"
         assert "requests are waiting" in full.json()["error"]["message"]
         slots = client.get("/slots").json()[0]
         assert slots["is_processing"] is True and slots["n_waiting"] == 1
         target.may_go.set()
-        first.join(20)
-        second.join(20)
+        first.join(PATIENCE)
+        second.join(PATIENCE)
         assert replies == [200, 200]
         assert service.thread.n_running == service.thread.n_waiting == 0
 
@@ -272,11 +278,11 @@ def test_a_reader_that_leaves_ends_the_answer() -> None:
         return seen
 
     service.thread.start()
-    assert service.thread.wait_ready(20)
+    assert service.thread.wait_ready(PATIENCE)
     assert asyncio.run(leave()) == 3
     held = len(target.memory)
     target.may_go.set()
-    service.thread.stop(20)
+    service.thread.stop(PATIENCE)
     assert service.thread.n_running == 0
     # The step in which it left, and no other.
     assert held <= len(target.memory) <= held + 8 < 100
@@ -286,7 +292,7 @@ def test_stopping_lets_an_answer_end_and_takes_no_new_one() -> None:
     target = SlowTarget(says("Hi."), VOCAB, n_ctx=256)
     service = make_service(target)
     service.thread.start()
-    assert service.thread.wait_ready(20)
+    assert service.thread.wait_ready(PATIENCE)
 
     async def scenario() -> list[str]:
         target.may_go.clear()
@@ -298,8 +304,8 @@ def test_stopping_lets_an_answer_end_and_takes_no_new_one() -> None:
             kinds.extend([type(event).__name__ async for event in events])
 
         reading = asyncio.ensure_future(read())
-        await asyncio.to_thread(target.started.wait, 20)
-        stopping = asyncio.ensure_future(asyncio.to_thread(service.thread.stop, 20))
+        await asyncio.to_thread(target.started.wait, PATIENCE)
+        stopping = asyncio.ensure_future(asyncio.to_thread(service.thread.stop, PATIENCE))
         while service.thread.state != "stopped":
             await asyncio.sleep(0.01)
         with pytest.raises(BusyError, match="stopping"):
@@ -317,7 +323,7 @@ def test_stopping_breaks_off_what_does_not_end_in_time() -> None:
     target = Pausing(says("x" * 400), VOCAB, n_ctx=512)
     service = make_service(target)
     service.thread.start()
-    assert service.thread.wait_ready(20)
+    assert service.thread.wait_ready(PATIENCE)
     stopping = threading.Thread(target=service.thread.stop, args=(0.0,))
 
     async def scenario() -> str:
@@ -326,13 +332,13 @@ def test_stopping_breaks_off_what_does_not_end_in_time() -> None:
             if not last:
                 stopping.start()
                 [running] = service.thread._running
-                await asyncio.to_thread(running.cancel.wait, 20)
+                await asyncio.to_thread(running.cancel.wait, PATIENCE)
                 target.may_go.set()
             last = getattr(event, "reason", "running")
         return last
 
     assert asyncio.run(scenario()) == "cancelled"
-    stopping.join(20)
+    stopping.join(PATIENCE)
     assert service.thread.has_ended and len(target.memory) < 100
 
 
@@ -380,6 +386,6 @@ def test_small_chunks_are_sent_at_once() -> None:
         async with await asyncio.start_server(note, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             writer.close()
-            return await asyncio.wait_for(found, 20)
+            return await asyncio.wait_for(found, PATIENCE)
 
     assert asyncio.run(accepted()) != 0

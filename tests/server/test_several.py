@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from itertools import groupby
@@ -26,7 +25,15 @@ from dspine.server.inbox import Inbox, Job
 from tests.support.fake_engine import VOCAB
 from tests.support.fake_slots import make_slots
 from tests.support.fake_target import FakeTarget
-from tests.support.served import TEMPLATE, SlowTarget, make_service, says, serving
+from tests.support.served import (
+    PATIENCE,
+    TEMPLATE,
+    SlowTarget,
+    make_service,
+    says,
+    serving,
+    until,
+)
 
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = [*b"A:"]
@@ -36,24 +43,16 @@ LETTERS = "".join(Random(5).choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=120))
 _T = TypeVar("_T")
 
 
-def until(what: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until it is so."""
-    limit = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.005)
-
-
 def with_thread(
     service: Service, scenario: Callable[[EngineThread], Coroutine[Any, Any, _T]]
 ) -> _T:
     """Run a scenario on a started engine thread, and stop that."""
     service.thread.start()
-    assert service.thread.wait_ready(20)
+    assert service.thread.wait_ready(PATIENCE)
     try:
         return asyncio.run(scenario(service.thread))
     finally:
-        service.thread.stop(20)
+        service.thread.stop(PATIENCE)
 
 
 async def read(events: AsyncIterator[Event], seen: list[tuple[str, Event]], name: str) -> str:
@@ -196,7 +195,7 @@ def test_the_queue_has_a_limit_beside_the_slots_and_every_route_tells_the_truth(
         assert values["requests_processing"] + values["requests_deferred"] == 3
         targets[0].may_go.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         assert statuses == [200] * 3
         until(lambda: all(slot["state"] == "idle" for slot in client.get("/slots").json()))
         values = metrics(client.get("/metrics").text)
@@ -223,7 +222,7 @@ def test_who_spreads_requests_is_told_that_no_slot_is_free() -> None:
         until(lambda: client.get("/slots").json()[0]["is_processing"])
         assert client.get("/slots?fail_on_no_slot=1").status_code == 503
         targets[0].may_go.set()
-        thread.join(20)
+        thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("drafts", [{}, {"speculative": {"n_max": 0}}], ids=["drafted", "plain"])
@@ -268,7 +267,7 @@ def test_one_who_leaves_frees_its_slot_and_disturbs_nobody(
     told = told_by_the_engine(monkeypatch)
     jobs = [Job(PROMPT, {"max_tokens": count}) for count in (100, 100, 20)]
 
-    async def scenario(thread: EngineThread) -> list[str]:
+    async def scenario(thread: EngineThread) -> tuple[str, str]:
         left, stays, waits = await ask_all(thread, first.may_go, jobs, [])
         first.may_go.set()
         # The engine stands still in the middle of both answers until one of them has left.
@@ -279,12 +278,12 @@ def test_one_who_leaves_frees_its_slot_and_disturbs_nobody(
         left.cancel()
         await asyncio.wait([left])
         first.may_go.set()
-        texts = await asyncio.gather(stays, waits)
+        texts = await stays, await waits
         assert thread.n_running == thread.n_waiting == 0
         return texts
 
     texts = with_thread(make_service(first, second), scenario)
-    assert texts == [LETTERS[:100], LETTERS[:20]]
+    assert texts == (LETTERS[:100], LETTERS[:20])
     ends = [(job, event.reason) for job, event in told if isinstance(event, Finish)]
     assert ends == [(jobs[0], "cancelled"), (jobs[2], "length"), (jobs[1], "length")]
 
@@ -360,7 +359,7 @@ def test_a_step_that_fails_as_a_whole_is_told_to_all_and_the_next_ones_are_serve
         return engine
 
     def fail() -> Any:
-        targets[0].may_go.wait(20)
+        targets[0].may_go.wait(PATIENCE)
         raise OnceError("all of it")
 
     targets = gated(2)
@@ -380,7 +379,7 @@ def _all_told_to_end(thread: EngineThread) -> bool:
     return all(one.cancel.is_set() for one in (*thread._waiting, *thread._running))
 
 
-@pytest.mark.parametrize("seconds", [20.0, 0.0], ids=["in time", "broken off"])
+@pytest.mark.parametrize("seconds", [PATIENCE, 0.0], ids=["in time", "broken off"])
 def test_stopping_ends_what_runs_and_waits_and_takes_nothing_new(seconds: float) -> None:
     targets = gated(2)
     service = make_service(*targets)
@@ -484,5 +483,5 @@ def test_an_engine_without_room_for_its_slots_is_told_as_a_failure() -> None:
 
     service = make_service(FakeTarget(says(""), VOCAB), load=load)
     service.thread.start()
-    assert not service.thread.wait_ready(20)
+    assert not service.thread.wait_ready(PATIENCE)
     assert service.thread.state == "failed" and "no room" in str(service.thread.error)

@@ -18,7 +18,7 @@ from dspine.engine.engine import Engine
 from dspine.server.engine_thread import BusyError, EngineThread
 from tests.support.fake_engine import VOCAB, make_engine
 from tests.support.fake_target import FakeTarget
-from tests.support.served import make_service, says
+from tests.support.served import PATIENCE, make_service, says, until
 
 # A load that stays inside the C library, where no signal and no exception ends it.
 NEVER_LOADED = """
@@ -35,15 +35,15 @@ def test_stopping_does_not_wait_for_the_load_which_frees_its_engine_later() -> N
     made: list[Engine] = []
 
     def load() -> Engine:
-        assert may_load.wait(60)
+        assert may_load.wait(3 * PATIENCE)
         made.append(make_engine(FakeTarget(says(""), VOCAB)))
         return made[0]
 
     thread = make_service(FakeTarget(says(""), VOCAB), load=load).thread
     thread.start()
-    stopping = threading.Thread(target=thread.stop, args=(40.0,))
+    stopping = threading.Thread(target=thread.stop, args=(9 * PATIENCE,))
     stopping.start()
-    stopping.join(20)
+    stopping.join(PATIENCE)
     try:
         assert not stopping.is_alive()
         assert _seen(thread) == ("stopped", False, False)
@@ -51,10 +51,8 @@ def test_stopping_does_not_wait_for_the_load_which_frees_its_engine_later() -> N
             _ = thread.engine
     finally:
         may_load.set()
-    thread.stop(20.0)
-    limit = time.monotonic() + 20
-    while not _seen(thread)[1] and time.monotonic() < limit:
-        time.sleep(0.01)
+    thread.stop(PATIENCE)
+    until(lambda: thread.has_ended)
     assert _seen(thread) == ("stopped", True, True) and len(made) == 1
     with pytest.raises(BusyError, match="stopping"):
         _ = thread.engine
@@ -71,7 +69,7 @@ def test_a_signal_while_loading_ends_the_server_at_once(
     try:
         assert _health(process, log) == 503
         process.send_signal(number)
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(PATIENCE) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()
@@ -85,12 +83,12 @@ def _seen(thread: EngineThread) -> tuple[str, bool, bool]:
 
 def _health(process: subprocess.Popen[bytes], log: Path) -> int:
     """The status of its first answer."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit and process.poll() is None:
         found = re.search(r"listening on (http://\S+)", log.read_text())
         try:
             if found:
-                with urllib.request.urlopen(f"{found.group(1)}/health", timeout=20) as reply:
+                with urllib.request.urlopen(f"{found.group(1)}/health", timeout=PATIENCE) as reply:
                     return int(reply.status)
         except urllib.error.HTTPError as error:
             return error.code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,12 +19,22 @@ from tests.support.fake_engine import EOS, VOCAB, make_engine
 from tests.support.fake_slots import make_slots
 from tests.support.fake_target import FakeTarget
 
+PATIENCE = 60.0
+"""Seconds that a test waits for what must happen, on a machine that may have other work."""
 MARK = b"A:"
 TEMPLATE = (
     "{% if tools %}<tool_call> {{ tools|tojson }}\n{% endif %}"
     "{% for m in messages %}{{ m.role }}={{ m.content }}\n{% endfor %}"
     "{% if enable_thinking %}A:{% else %}A:{% endif %}"
 )
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    limit = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < limit, "it did not happen"
+        time.sleep(0.005)
 
 
 def says(text: str) -> Callable[[Sequence[int]], int]:
@@ -51,7 +62,7 @@ class SlowTarget(FakeTarget):
 
     def decode(self, *arguments: Any) -> None:
         self.started.set()
-        assert self.may_go.wait(20)
+        assert self.may_go.wait(PATIENCE)
         super().decode(*arguments)
 
 
@@ -93,5 +104,5 @@ def served(text: str, **options: Any) -> Iterator[TestClient]:
 def serving(service: Service) -> Iterator[TestClient]:
     """The server is loaded when this begins."""
     with TestClient(make_app(service, routes()), raise_server_exceptions=True) as client:
-        assert service.thread.wait_ready(20)
+        assert service.thread.wait_ready(PATIENCE)
         yield client
