@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dspine.drafters.base import Drawn
-from dspine.engine.acceptance import Reliability, ScorePrior, score_bin
+from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts, interpolate
 from dspine.engine.proposal import NOTHING, Ask, Proposal
@@ -336,13 +336,13 @@ def test_a_map_of_scores_is_learned() -> None:
 def test_kinds_share_the_shift_but_not_the_map() -> None:
     source = Reliability([ScorePrior(), ScorePrior(0.8)])
     slot = score_bin(0.5)
-    other = slot + len(source.known) // 2
+    other = slot + BINS
     assert source.chance(other) > source.chance(slot)
     before = source.chance(other)
     for _ in range(10):
         source.learn(slot, False)
     assert source.chance(other) < before
-    assert all(0.0 < source.chance(index) < 1.0 for index in range(len(source.known)))
+    assert all(0.0 < source.chance(index) < 1.0 for index in range(2 * BINS))
     source.begin()
     assert source.chance(other) > 0.5 * before, "another text starts with what is usual"
 

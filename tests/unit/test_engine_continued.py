@@ -12,7 +12,7 @@ from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.ngram_table import build_table
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, lookup_scores
-from dspine.engine.trial import LOSS, REFUND, TRUST, Trial, would_have
+from dspine.engine.trial import FORGIVEN, LOSS, TRUST, Trial, would_have
 from dspine.engine.width import FixedWidth, Outcome
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_target import FakeTarget, mixing
@@ -120,12 +120,12 @@ def test_a_continuation_has_chances_of_its_own() -> None:
 def test_what_a_step_would_have_given_without_the_drafter() -> None:
     source = Reliability([ScorePrior()])
     even = score_bin(0.5)
-    assert would_have([], [], (7,), source.chance) == (1.0, True)
-    assert would_have([7, 8], [even] * 2, (7, 9, 9), source.chance) == (2.0, False)
-    assert would_have([7, 8], [even] * 2, (7, 8, 9), source.chance) == (3.0, True)
+    assert would_have([], [], (7,), source) == (1.0, True)
+    assert would_have([7, 8], [even] * 2, (7, 9, 9), source) == (2.0, False)
+    assert would_have([7, 8], [even] * 2, (7, 8, 9), source) == (3.0, True)
     # One was confirmed; of the two beyond it nobody knows.
     p = source.chance(even)
-    tokens, right = would_have([7, 8, 9], [even] * 3, (7,), source.chance)
+    tokens, right = would_have([7, 8, 9], [even] * 3, (7,), source)
     assert right and tokens == pytest.approx(2.0 + p + p * p)
 
 
@@ -134,7 +134,7 @@ def test_what_was_lost_comes_back_slowly_and_what_was_gained_is_not_kept_for_eve
     trial.gained(-2.0)
     assert trial.left == LOSS - 2.0
     trial.emitted(100)
-    assert trial.left == pytest.approx(LOSS - 2.0 + 100 * REFUND)
+    assert trial.left == pytest.approx(LOSS - 2.0 + 100 * FORGIVEN)
     trial.emitted(10_000)
     assert trial.left == LOSS
     trial.gained(1000.0)

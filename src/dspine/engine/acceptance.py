@@ -7,8 +7,9 @@ which may turn into any other at any time, so that a change of the text is follo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp, log
 from operator import mul
 
@@ -85,7 +86,7 @@ class Reliability:
         self._usual = self._weights = list(PRIOR)
         self._seen = self._looks = 0
         self._sums = [0.0] * len(SHIFTS)
-        self.known: list[float | None] = [None] * len(self._odds)
+        self._known: list[float | None] = [None] * len(self._odds)
         """Chances worked out since something was last learned."""
 
     def begin(self) -> None:
@@ -100,10 +101,14 @@ class Reliability:
 
     def chance(self, slot: int) -> float:
         """Chance that a draft of that kind and score is right, all before it being so."""
-        known = self.known[slot]
+        known = self._known[slot]
         if known is None:
-            known = self.known[slot] = sum(map(mul, self._weights, self._chances[slot]))
+            known = self._known[slot] = sum(map(mul, self._weights, self._chances[slot]))
         return known
+
+    def reaches(self, slots: Iterable[int]) -> Iterator[float]:
+        """For each of a chain's slots the chance that it and all before it are right."""
+        return accumulate(map(self.chance, slots), mul)
 
     def by_text(self, slot: int) -> list[float]:
         """The same chance in each of the texts that this may be, the least suitable first."""
@@ -148,7 +153,7 @@ class Reliability:
         self._forget()
 
     def _forget(self) -> None:
-        self.known = [None] * len(self._odds)
+        self._known = [None] * len(self._odds)
 
     @staticmethod
     def _mixed(share: float, main: Sequence[float], other: Sequence[float]) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp, log, sqrt
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
@@ -53,7 +54,7 @@ PACE = 1.0 / 48.0
 CREDIT = 5.0
 """Plain tokens' time that drafting may have lost against plain decoding at any moment."""
 
-REFUND = 0.005
+ALLOWED_LOSS = 0.005
 """Share of each token's time by which that loss may grow."""
 
 STALL = 2.0
@@ -91,6 +92,10 @@ class _Chain:
             if not right:
                 return False
         return self.at < len(tokens)
+
+    def expected(self, drafts: int) -> list[float]:
+        """Tokens of a step that verifies 0, 1, ... of its drafts, at most so many."""
+        return list(accumulate(self.source.reaches(self.slots[:drafts]), initial=1.0))
 
     def rest(self, limit: int) -> _Chain:
         """What is left of a chain that was right so far."""
@@ -289,7 +294,7 @@ class AdaptiveWidth:
         cost /= self._plain
         self._tokens += len(confirmed) - PACE * self._tokens
         self._time += cost - PACE * self._time
-        change = len(confirmed) * (1.0 + REFUND) - cost
+        change = len(confirmed) * (1.0 + ALLOWED_LOSS) - cost
         self._credit = min(CREDIT, self._credit + change)
 
     # -- several sequences in one decode -----------------------------------------------------------
@@ -304,24 +309,17 @@ class AdaptiveWidth:
         rows, rate = self._rows, self._rate
         tokens = [1.0] * len(rows)
         for chain in self._all:
-            reached = expected = 1.0
-            for count in range(1, len(rows)):
-                if count <= len(chain.slots):
-                    reached *= chain.source.chance(chain.slots[count - 1])
-                    expected += reached
-                if expected > tokens[count]:
-                    tokens[count] = expected
+            expected = chain.expected(len(rows) - 1)
+            expected += [expected[-1]] * (len(rows) - len(expected))
+            tokens = list(map(max, tokens, expected))
         return Outlook(tokens, [rate * ms for ms in rows])
 
     def widened(self, drafts: int) -> Proposal:
-        value, chosen = 0.0, NOTHING
+        value, chosen = 1.0, NOTHING
         if self._drafted is not None and self._drafted.proposal.drawn:
             chosen = self._drafted.proposal.first(0)
         for chain in self._all if drafts else ():
-            reached, expected = 1.0, 0.0
-            for slot in chain.slots[:drafts]:
-                reached *= chain.source.chance(slot)
-                expected += reached
+            expected = chain.expected(drafts)[-1]
             if expected > value:
                 value, chosen = expected, chain.proposal.first(drafts)
         return chosen
@@ -330,17 +328,15 @@ class AdaptiveWidth:
 
     def _best(self, chain: _Chain) -> tuple[int, float]:
         """(drafts, value) of the best part of a chain, as far as its loss can be afforded."""
-        rows, rate, source = self._rows, self._rate, chain.source
-        known, chance = source.known, source.chance
+        rows, rate = self._rows, self._rate
         owed, save, lost = self._owed, self._save, 0.0
         allowed = self._credit * self._plain + rows[0] - save
         if self._width:
             allowed -= self._draft_ms
-        reached, tokens, best, value = 1.0, 1.0, 0, 1.0 - rate * rows[0]
-        for count, slot in enumerate(chain.slots, 1):
-            p = known[slot] or chance(slot)
-            lost += reached * (1.0 - p) * owed[count]
-            reached *= p
+        before, tokens, best, value = 1.0, 1.0, 0, 1.0 - rate * rows[0]
+        for count, reached in enumerate(chain.source.reaches(chain.slots), 1):
+            lost += (before - reached) * owed[count]
+            before = reached
             if reached < LEAST_REACH or rows[count] + owed[count] > allowed:
                 break
             tokens += reached
@@ -391,7 +387,7 @@ class AdaptiveWidth:
         if self._instead is not None:
             chain, count = self._instead
             drafts = chain.proposal.tokens[:count]
-            other, right = would_have(drafts, chain.slots, confirmed, chain.source.chance)
+            other, right = would_have(drafts, chain.slots, confirmed, chain.source)
             other_cost = self._rows[count] + self._save + (0.0 if right else self._restore)
         return len(confirmed) - other - self._rate * (cost - other_cost)
 

@@ -6,7 +6,9 @@ would have given with the drafts that were to be had without asking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from dspine.engine.acceptance import Reliability
 
 LOSS = 3.0
 """Tokens that asking may have lost against not asking, at the start and beyond what it gained."""
@@ -14,7 +16,7 @@ LOSS = 3.0
 TRUST = 20.0
 """Most tokens of gain that count: what suited the last answers need not suit the next."""
 
-REFUND = 0.002
+FORGIVEN = 0.002
 """Share of each token by which a loss is forgiven, so that it is tried again."""
 
 
@@ -32,27 +34,25 @@ class Trial:
     def emitted(self, tokens: int) -> None:
         """So many tokens were confirmed, whoever proposed them."""
         if self.left < LOSS:
-            self.left = min(LOSS, self.left + REFUND * tokens)
+            self.left = min(LOSS, self.left + FORGIVEN * tokens)
 
 
 def would_have(
     drafts: Sequence[int],
     slots: Sequence[int],
     confirmed: Sequence[int],
-    chance: Callable[[int], float],
+    source: Reliability,
 ) -> tuple[float, bool]:
     """(tokens, right): what verifying `drafts` would have given where `confirmed` came instead.
 
-    Beyond what was confirmed the chances of their `slots` count. `right` is whether none of the
-    drafts turned out wrong.
+    Beyond what was confirmed the chances of their `slots` at `source` count. `right` is whether
+    none of the drafts turned out wrong.
     """
     tokens = 1.0
     for draft, token in zip(drafts, confirmed, strict=False):
         if draft != token:
             return tokens, False
         tokens += 1.0
-    reached = 1.0
-    for slot in slots[len(confirmed) : len(drafts)]:
-        reached *= chance(slot)
+    for reached in source.reaches(slots[len(confirmed) : len(drafts)]):
         tokens += reached
     return tokens, True
