@@ -172,7 +172,7 @@ def test_a_context_that_fails_half_way_frees_what_it_took(
     with Model.load(path) as model, pytest.raises(RuntimeError, match="half way"):
         Context(model, n_ctx=64)
     assert len(released) == 1
-    assert model._handle._users == 0
+    assert model._handle.users == 0
 
 
 # Decoding
@@ -298,7 +298,7 @@ def test_without_published_layer_inputs_taps_are_read_by_callback(
             expected = context.features(0, 3)
             assert isinstance(context._tap_reader, LayerInputTaps)
         if lacking == "symbols":
-            model._handle.native = replace(model._handle.native, set_tap=None, get_tap=None)
+            model.handle.native = replace(model.handle.native, set_tap=None, get_tap=None)
         else:
             monkeypatch.setattr(context_module, "PUBLISHING_ARCHITECTURES", frozenset({"qwen3"}))
         with Context(model, n_ctx=64, n_threads=1, taps=(2, 0)) as context:
@@ -332,7 +332,7 @@ def test_use_after_close_is_refused_everywhere(path: Path) -> None:
             call()
     context.close()
     context.close()
-    assert model._handle._users == 0
+    assert model._handle.users == 0
     on_context: list[Callable[[], object]] = [
         lambda: context.decode(batch_of([5])),
         lambda: context.features(0, 0),

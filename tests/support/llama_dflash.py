@@ -39,7 +39,7 @@ class LlamaDFlash:
     def __init__(self, path: Path, target: Context, *, n_ctx: int = 1024) -> None:
         self._file = read_drafter(path)
         self._target = target
-        api: Any = target.model._open().native.api
+        api: Any = target.model.handle.native.api
         self._api = api
         lib = ctypes.CDLL(api._lib._name)
         self._set_nextn, self._get_nextn = lib[_SET_NEXTN], lib[_GET_NEXTN]

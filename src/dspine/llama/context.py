@@ -13,11 +13,13 @@ import numpy.typing as npt
 from dspine.errors import CapacityError, ClosedError, LibraryError, UsageError
 from dspine.ggml import kernels
 from dspine.llama.batch import Batch
-from dspine.llama.cache_size import CACHE_TYPES, check_cache, free_state_bytes
+from dspine.llama.cache_size import free_state_bytes
 from dspine.llama.checks import require_count
+from dspine.llama.context_options import ContextOptions
+from dspine.llama.handle import Handle
 from dspine.llama.log import capture
 from dspine.llama.memory import Memory
-from dspine.llama.model import Model, _Handle
+from dspine.llama.model import Model
 from dspine.llama.results import BestTokens
 from dspine.llama.state import State
 from dspine.llama.taps import (
@@ -28,10 +30,8 @@ from dspine.llama.taps import (
     RowBuffer,
     Rows,
     TapReader,
-    check_taps,
     float_view,
 )
-from dspine.machine import physical_cores
 from dspine.machine import usable_cores as usable_cores
 
 _NO_SLOT, _ABORTED = 1, 2
@@ -67,135 +67,122 @@ class Context:
         swa_full: bool = False,
         taps_by_callback: bool = False,
     ) -> None:
-        handle = model._open()
-        api = handle.native.api
-        for name, value in (
-            ("n_ctx", n_ctx),
-            ("n_batch", n_batch),
-            ("n_sequences", n_sequences),
-            ("n_threads", 1 if n_threads is None else n_threads),
-            ("max_outputs", 1 if max_outputs is None else max_outputs),
-        ):
-            require_count(name, value)
-        require_count("snapshots", snapshots, 0)
-        if n_sequences > api.llama_max_parallel_sequences():
-            raise UsageError(
-                f"n_sequences is {n_sequences}: this library serves at most "
-                f"{api.llama_max_parallel_sequences()} sequences at once"
-            )
-        check_taps(taps, model.num_layers)
-        check_cache(
-            model,
-            n_ctx,
-            1 if shared_cache else n_sequences,
-            cache_type_k,
-            cache_type_v,
-            flash_attention,
-            swa_full,
+        options = ContextOptions(
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_threads=n_threads,
+            flash_attention=flash_attention,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
+            n_sequences=n_sequences,
+            taps=tuple(taps),
+            embeddings=embeddings,
+            shared_cache=shared_cache,
+            max_outputs=max_outputs,
+            snapshots=snapshots,
+            swa_full=swa_full,
+            taps_by_callback=taps_by_callback,
         )
+        options.check(model)
         self.model = model
         self.n_ctx = n_ctx
         self.n_sequences = n_sequences
         self.flash_attention = flash_attention
-        self.taps = tuple(taps)
+        self.taps = options.taps
         self.embeddings = embeddings
-        self.n_threads = n_threads or physical_cores()
-        self._native = handle.native
+        self.n_threads = options.threads
+        self.max_outputs = options.outputs
+        self._native = model.handle.native
         self._vocab_size = model.vocab_size
         self._tapped_size = len(taps) * model.hidden_size
         self._output_size = model.output_size
         self._wanted = b""  # one byte per row of the last decode, 1 where it has logits
-        native_ctx = n_ctx if shared_cache else n_ctx * n_sequences
-        rows = min(n_batch, native_ctx)
-        if embeddings or max_outputs is None:
-            max_outputs = rows
-        self.max_outputs = min(rows, max(max_outputs, n_sequences))
-        if snapshots and rows < snapshots + 2:
-            raise UsageError(
-                f"{snapshots} snapshots need batches of at least {snapshots + 2} tokens, this "
-                f"context has {rows}: raise the batch size (-b) or draft less"
-            )
         self._logits_views: defaultdict[int, LastingView] = defaultdict(
             lambda: LastingView(self._vocab_size)
         )
+        # Before the context: its parameters name the function that is called.
+        taps_of_nodes = self._taps_of_nodes(options)
+        self._make(options, taps_of_nodes)
+        try:
+            self.n_batch: int = min(options.rows, self._native.api.llama_n_batch(self._pointer()))
+            self._tap_reader = taps_of_nodes or self._taps_of_layers(options)
+            self._equal_rows = taps_of_nodes is not None and n_sequences > 1
+            self._best = self._best_tokens()
+            self.snapshots: int = self._kept_snapshots()
+            self.state = self._make_state()
+            self.memory = self._make_memory(options)
+        except BaseException:
+            self.close()
+            raise
 
-        callback = (
-            CallbackTaps(handle.native, taps, model.hidden_size, rows)
-            if taps
-            and (
-                taps_by_callback
-                or handle.native.set_tap is None
-                or model.architecture not in PUBLISHING_ARCHITECTURES
-            )
-            else None
+    def _taps_of_nodes(self, options: ContextOptions) -> CallbackTaps | None:
+        """For targets that do not publish the inputs of their layers."""
+        if not options.taps or not (
+            options.taps_by_callback
+            or self._native.set_tap is None
+            or self.model.architecture not in PUBLISHING_ARCHITECTURES
+        ):
+            return None
+        return CallbackTaps(self._native, options.taps, self.model.hidden_size, options.rows)
+
+    def _taps_of_layers(self, options: ContextOptions) -> TapReader | None:
+        if not options.taps:
+            return None
+        return LayerInputTaps(
+            self._native, self._pointer(), options.taps, self.model.hidden_size, options.rows
         )
-        params = api.llama_context_default_params()
-        params.n_ctx = native_ctx
-        params.n_batch = params.n_ubatch = rows
-        params.n_outputs_max = max(self.max_outputs, n_sequences)
-        params.n_seq_max = n_sequences
-        params.n_threads = params.n_threads_batch = self.n_threads
-        params.flash_attn_type = (
-            api.LLAMA_FLASH_ATTN_TYPE_ENABLED
-            if flash_attention
-            else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
-        params.pooling_type = api.LLAMA_POOLING_TYPE_NONE
-        params.type_k, params.type_v = CACHE_TYPES[cache_type_k], CACHE_TYPES[cache_type_v]
-        params.embeddings = embeddings
-        params.kv_unified = shared_cache
-        params.n_rs_seq = snapshots
-        # Only windows that slide are known to hold what a block cut off again needs.
-        params.swa_full = swa_full or not model.window
-        params.no_perf = True
-        if callback is not None:
-            params.cb_eval = callback.callback
+
+    def _make(self, options: ContextOptions, taps: CallbackTaps | None) -> None:
+        """The native context, which `close` frees; it uses the native model until then."""
+        handle = self.model.handle
+        api = handle.native.api
         mark = capture.mark()
-        pointer = api.llama_init_from_model(handle.pointer, params)
+        pointer = api.llama_init_from_model(handle.pointer, options.parameters(self.model, taps))
         if not pointer:
             raise CapacityError(
-                f"a context of {n_ctx} tokens for {n_sequences} sequence(s) cannot be made: "
-                f"{capture.reason(mark)}"
+                f"a context of {self.n_ctx} tokens for {self.n_sequences} sequence(s) cannot be "
+                f"made: {capture.reason(mark)}"
             )
         handle.retain()
         self._pointer_value: int = pointer
         self._memory_value = int(api.llama_get_memory(pointer) or 0)
         self._closer = weakref.finalize(self, _release, api, pointer, handle)
-        try:
-            self.n_batch: int = min(rows, api.llama_n_batch(pointer))
-            self._tap_reader: TapReader | None = callback
-            self._equal_rows = callback is not None and n_sequences > 1
-            if taps and callback is None:
-                self._tap_reader = LayerInputTaps(
-                    handle.native, pointer, taps, model.hidden_size, rows
-                )
-            plug_in = kernels.installed()
-            self._best: BestTokens | None = None
-            if plug_in is not None:
-                self._best = BestTokens(
-                    plug_in.library, handle.native.logits_row, self.max_outputs, self._vocab_size
-                )
-            self.snapshots: int = api.llama_n_rs_seq(pointer) if model.is_recurrent else 0
-            self.state = State(
-                api,
-                self._pointer,
-                n_sequences,
-                model.is_recurrent,
-                self._last_position,
-                self._cut,
-                lambda: free_state_bytes(model),
-            )
-            self.memory = Memory(
-                handle.native,
-                self._memory_pointer,
-                n_sequences,
-                shared_cache,
-                0 if swa_full or model.is_recurrent else model.window,
-                self.state.forget_from,
-            )
-        except BaseException:
-            self.close()
-            raise
+
+    def _best_tokens(self) -> BestTokens | None:
+        """With the CPU kernels: finds the most likely tokens of many rows in one call."""
+        plug_in = kernels.installed()
+        if plug_in is None:
+            return None
+        return BestTokens(
+            plug_in.library, self._native.logits_row, self.max_outputs, self._vocab_size
+        )
+
+    def _kept_snapshots(self) -> int:
+        if not self.model.is_recurrent:
+            return 0
+        return int(self._native.api.llama_n_rs_seq(self._pointer()))
+
+    def _make_state(self) -> State:
+        model = self.model
+        return State(
+            self._native.api,
+            self._pointer,
+            self.n_sequences,
+            model.is_recurrent,
+            self._last_position,
+            self._cut,
+            lambda: free_state_bytes(model),
+        )
+
+    def _make_memory(self, options: ContextOptions) -> Memory:
+        return Memory(
+            self._native,
+            self._memory_pointer,
+            self.n_sequences,
+            options.shared_cache,
+            0 if options.swa_full or self.model.is_recurrent else self.model.window,
+            self.state.forget_from,
+        )
 
     def decode(self, batch: Batch) -> None:
         """Run the target over all rows of `batch`; results are valid until the next decode.
@@ -389,6 +376,6 @@ class Context:
         return LibraryError(f"the library failed to decode {size} rows (code {code}): {reason}")
 
 
-def _release(api: Any, pointer: int, handle: _Handle) -> None:
+def _release(api: Any, pointer: int, handle: Handle) -> None:
     api.llama_free(pointer)
     handle.release()

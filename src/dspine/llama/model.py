@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 from dspine.architectures import NOT_TARGETS
 from dspine.errors import ClosedError, FileError
 from dspine.ggml.kernels import installed
+from dspine.llama.handle import Handle
 from dspine.llama.header import MOST_LAYERS, Header, read_header
 from dspine.llama.library import Library, find_library, native_functions
 from dspine.llama.log import capture
-from dspine.llama.native import Native
 from dspine.llama.pages import forget_pages
 from dspine.llama.tokenizer import Tokenizer
 
@@ -29,23 +29,6 @@ before the last."""
 _VOCAB_TYPE_NONE = 0
 
 
-class _Handle:
-    """The native model, freed when the Model is closed and the last Context on it is gone."""
-
-    def __init__(self, native: Native, pointer: int) -> None:
-        self.native = native
-        self.pointer = pointer
-        self._users = 1
-
-    def retain(self) -> None:
-        self._users += 1
-
-    def release(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            self.native.api.llama_model_free(self.pointer)
-
-
 class Model:
     """One GGUF model in memory; make it with `Model.load` and close it, or use it in `with`.
 
@@ -53,7 +36,7 @@ class Model:
     """
 
     def __init__(
-        self, handle: _Handle, path: Path, n_gpu_layers: int, use_extra_buffers: bool
+        self, handle: Handle, path: Path, n_gpu_layers: int, use_extra_buffers: bool
     ) -> None:
         api, pointer = handle.native.api, handle.pointer
         self._handle = handle
@@ -80,7 +63,9 @@ class Model:
         """Positions that its sliding-window layers see, 0 without such layers."""
         self.size_bytes: int = api.llama_model_size(pointer)
         self.num_parameters: int = api.llama_model_n_params(pointer)
-        self.tokenizer = Tokenizer(handle.native, api.llama_model_get_vocab(pointer), self._open)
+        self.tokenizer = Tokenizer(
+            handle.native, api.llama_model_get_vocab(pointer), self._require_open
+        )
         self.vocab_size: int = self.tokenizer.vocab_size
 
     @classmethod
@@ -109,18 +94,17 @@ class Model:
         if library.kernels.active and use_extra_buffers:
             # Packed weights are copies: their originals must not stay in memory beside them.
             forget_pages(path)
-        handle = _Handle(native, pointer)
+        handle = Handle(native, pointer)
         try:
             _check_kind(native.api, pointer, path)
             return cls(handle, path, n_gpu_layers, use_extra_buffers)
         except BaseException:
-            if handle._users:
-                handle.release()
+            handle.release()
             raise
 
     def metadata(self, key: str) -> str | None:
         """Value of a GGUF metadata key as text, or None; arrays are not kept by the library."""
-        api = self._open().native.api
+        api = self.handle.native.api
         name = key.encode()
         return _read_text(
             lambda buffer, size: api.llama_model_meta_val_str(
@@ -130,7 +114,7 @@ class Model:
 
     def metadata_all(self) -> dict[str, str]:
         """All scalar GGUF metadata as text."""
-        api, pointer = self._open().native.api, self._handle.pointer
+        api, pointer = self.handle.native.api, self._handle.pointer
         found = {}
         for index in range(api.llama_model_meta_count(pointer)):
             key = _read_text(
@@ -151,11 +135,17 @@ class Model:
         """
         from dspine.ggml.tensor import Tensor
 
-        native = self._open().native
+        native = self.handle.native
         if native.get_tensor is None:
             return None
         pointer = native.get_tensor(self._handle.pointer, name.encode())
         return Tensor.foreign(pointer) if pointer else None
+
+    @property
+    def handle(self) -> Handle:
+        """The native model, for the parts of this package; ClosedError once it is closed."""
+        self._require_open()
+        return self._handle
 
     @property
     def library(self) -> Library:
@@ -180,10 +170,9 @@ class Model:
         state = "closed" if self.is_closed else f"{self.architecture}, {self.num_layers} layers"
         return f"Model({self.path.name}, {state})"
 
-    def _open(self) -> _Handle:
+    def _require_open(self) -> None:
         if self.is_closed:
             raise ClosedError(f"the model {self.path.name} is closed: load it again")
-        return self._handle
 
 
 def load_safely(

@@ -268,13 +268,9 @@ class SamplerChain:
         breakers = [text.encode() for text in options.dry_sequence_breakers]
         if breakers and model is None:
             raise UsageError("DRY with sequence breakers needs the model whose tokens they end")
-        vocabulary = None
-        if model is not None:
-            model._open()
-            vocabulary = model.tokenizer._vocab
         return self._make(
             "dry",
-            vocabulary,
+            None if model is None else model.tokenizer.vocabulary,
             options.dry_multiplier,
             options.dry_base,
             options.dry_allowed_length,

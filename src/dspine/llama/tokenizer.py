@@ -25,6 +25,12 @@ class Tokenizer:
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         self._ends: dict[int, bool] = {}
 
+    @property
+    def vocabulary(self) -> int:
+        """Address of the native vocabulary; ClosedError once the model is closed."""
+        self._require_open()
+        return self._vocab
+
     def encode(
         self, text: str, *, add_special: bool = False, parse_special: bool = False
     ) -> list[int]:

@@ -130,10 +130,11 @@ class Shard:
             name: _column(file, name, dtype, rank) for name, (dtype, rank) in _COLUMNS.items()
         }
         shard = cls(path=path, info=info, **columns)
-        shard._check()
+        shard.check()
         return shard
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """FileError unless all parts have as many rows and sequences as each other."""
         n = len(self.tokens)
         for name in ("loss_mask", "features", "teacher_ids", "teacher_probs"):
             if len(getattr(self, name)) != n:
