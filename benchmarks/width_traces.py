@@ -16,8 +16,8 @@ import common
 
 import dspine
 from dspine.default_pair import choose_pair
+from dspine.engine.assemble import LoadOptions, load_parts
 from dspine.engine.feed import FeatureFeed
-from dspine.engine.load import LoadOptions, load_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ def test_the_drafter_file_is_read_once(dense: Files, monkeypatch: pytest.MonkeyP
         read.append(path)
         return original(path)
 
-    monkeypatch.setattr("dspine.engine.load.read_drafter", counted)
+    monkeypatch.setattr("dspine.engine.assemble.read_drafter", counted)
     monkeypatch.setattr("dspine.drafters.backbone.drafter.read_drafter", counted)
     with dspine.load(dense.target, dense.drafter, n_ctx=64, n_threads=1, calibrate=False):
         assert read == [dense.drafter]
@@ -310,7 +310,7 @@ def test_the_adaptive_policy_gives_the_plain_text_at_varying_widths(
 ) -> None:
     # Costs as they should be, not as a machine that runs tests has them.
     costs = Calibration({True: {1: 10.0, 16: 14.0}, False: {1: 10.0, 16: 14.0}}, {})
-    monkeypatch.setattr("dspine.engine.load.calibrated", lambda *a, **k: costs)
+    monkeypatch.setattr("dspine.engine.assemble.calibrated", lambda *a, **k: costs)
     with dspine.load(
         default_target, proposer="ngram", n_ctx=512, n_threads=1, cache_dir=tmp_path
     ) as engine:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,43 +120,23 @@ def measure(
             )
             for flash in conditions.settings
         }
-
-        def set_threads(count: int) -> None:
-            for target in targets.values():
-                target.context.set_threads(count)
-            if drafter is not None:
-                drafter.set_threads(count)
-
+        usual = targets[conditions.settings[-1]]
         threads, doubt = calibrate.choose_threads(
-            targets[conditions.settings[-1]],
-            set_threads,
+            usual,
+            partial(_set_threads, targets.values(), drafter),
             (conditions.n_threads, *conditions.fewer_threads),
             tokens[: min(depth, 36)],
         )
-        counts = calibrate.row_counts(most)
-        rows = calibrate.time_rows(targets, tokens, counts, depth=depth, keep=True)
-        found = Calibration(rows.ms, {}, max(rows.noise, doubt), depth, n_threads=threads)
-        if deep > depth:
-            useful = {flash: targets[flash] for flash in calibrate.of_use(rows.ms)}
-            reached, further = calibrate.time_deep(useful, tokens, (1, 4, most), held=depth)
-            if reached >= depth + FURTHER and further.noise < NOISY:
-                found = replace(found, deep=reached, deep_ms=further.ms)
+        found = _target_times(targets, tokens, depth, deep, most)
+        found = replace(found, n_threads=threads, noise=max(found.noise, doubt))
         if drafter is None or file is None:
             return found
-        widths = tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2)
-        target = targets[conditions.settings[-1]]
-
-        def decode() -> None:
-            target.clear()
-            target.decode(tokens[:1], 0, "all")
-            target.wait()
-
         drafts = calibrate.time_drafter(
             drafter,
             file.config.feature_size,
-            widths,
+            tuple(w for w in calibrate.row_counts(file.config.block_size) if w >= 2),
             depth=min(depth, conditions.n_ctx),
-            before=decode,
+            before=partial(_decode_one, usual, tokens[0]),
         )
     return replace(
         found,
@@ -162,6 +144,35 @@ def measure(
         noise=max(found.noise, drafts.noise),
         context_ms=drafts.context_ms,
     )
+
+
+def _target_times(
+    targets: Mapping[bool, LlamaTarget], tokens: Sequence[int], depth: int, deep: int, most: int
+) -> Calibration:
+    """Decodes of up to `most` rows after `depth` positions, and of some counts after `deep`."""
+    rows = calibrate.time_rows(targets, tokens, calibrate.row_counts(most), depth=depth, keep=True)
+    found = Calibration(rows.ms, {}, rows.noise, depth)
+    if deep <= depth:
+        return found
+    useful = {flash: targets[flash] for flash in calibrate.of_use(rows.ms)}
+    reached, further = calibrate.time_deep(useful, tokens, (1, 4, most), held=depth)
+    if reached < depth + FURTHER or further.noise >= NOISY:
+        return found
+    return replace(found, deep=reached, deep_ms=further.ms)
+
+
+def _set_threads(targets: Iterable[LlamaTarget], drafter: Drafter | None, count: int) -> None:
+    for target in targets:
+        target.context.set_threads(count)
+    if drafter is not None:
+        drafter.set_threads(count)
+
+
+def _decode_one(target: LlamaTarget, token: int) -> None:
+    """What comes before a draft in a step: it takes the caches."""
+    target.clear()
+    target.decode([token], 0, "all")
+    target.wait()
 
 
 def fewer_threads(n_threads: int) -> tuple[int, ...]:

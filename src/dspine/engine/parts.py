@@ -30,7 +30,7 @@ class EngineTokenizer(TokenizerLike, Protocol):
 
 @dataclass(slots=True)
 class EngineParts:
-    """What an engine is made of; `dspine.engine.load` makes them from files, tests from fakes.
+    """What an engine is made of; `dspine.engine.assemble` makes them from files, tests from fakes.
 
     `drafter` is None when there is none or when it does not pay here; `disabled_reason` says
     why, if one was asked for. `policy` knows the widths. `rollback` None is the mode that suits
