@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dspine.cli.serve import bound_socket
+from dspine.cli.serve import bound_socket, read_origins
 from dspine.engine.engine import Engine
-from dspine.errors import FileError
+from dspine.errors import FileError, UsageError
 from dspine.server.engine_thread import BusyError
 from dspine.server.inbox import Job
 from dspine.server.routes import openapi_document
@@ -64,9 +64,7 @@ def test_health_tells_how_loading_goes() -> None:
     assert service.thread.state == "stopped"
 
 
-def test_a_model_that_cannot_be_loaded_is_told_without_its_path(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_model_that_cannot_be_loaded_is_told_without_its_path() -> None:
     from starlette.testclient import TestClient
 
     from dspine.server.app import make_app
@@ -82,9 +80,8 @@ def test_a_model_that_cannot_be_loaded_is_told_without_its_path(
             assert reply.status_code == 503
             assert "could not be loaded" in reply.json()["error"]["message"]
             assert "secret" not in reply.text
-        # Those replies name the log, so it is there while the server runs.
-        assert "/secret/place/model.gguf is not a GGUF file" in caplog.text
-    assert "secret" in str(service.thread.error)
+    # It ends the program, which prints it.
+    assert str(service.thread.error) == "/secret/place/model.gguf is not a GGUF file"
 
 
 @pytest.mark.parametrize(
@@ -138,6 +135,13 @@ def test_other_origins_only_as_configured() -> None:
         assert reply.headers["access-control-allow-origin"] == "https://chat.example"
         other = client.get("/health", headers={"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("text", ["chat.example", "https://chat.example/", "null", "https://"])
+def test_an_origin_that_no_browser_sends_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="scheme, host and port"):
+        read_origins([text])
+    assert read_origins(["HTTPS://Chat.example:1"]) == ("https://chat.example:1",)
 
 
 def test_tokens_and_templates() -> None:
@@ -210,13 +214,20 @@ def test_logs_hold_no_prompts_unless_asked(caplog: pytest.LogCaptureFixture) -> 
 
 def test_an_error_inside_tells_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeTarget):
-        def decode(self, *arguments: Any) -> None:
-            raise RuntimeError("secret thing")
+        fails = True
 
-    with serving(make_service(Broken(says("Hi."), VOCAB))) as client:
+        def decode(self, *arguments: Any) -> None:
+            if self.fails:
+                self.fails = False
+                raise RuntimeError("secret thing")
+            super().decode(*arguments)
+
+    target = Broken(says("Hi."), VOCAB)
+    with serving(make_service(target)) as client:
         reply = client.post("/v1/chat/completions", json=ASK)
         assert reply.status_code == 500 and "secret" not in reply.text
         assert reply.json()["error"]["type"] == "server_error"
+        target.fails = True
         stream = client.post("/v1/chat/completions", json={**ASK, "stream": True})
         assert stream.status_code == 500
     assert "secret thing" in caplog.text

@@ -59,6 +59,12 @@ def test_a_list_collects_every_use_and_a_variable_gives_one(
     assert parse("--stop", "a", "--stop", "b").texts("stop") == ("a", "b")
 
 
+def test_values_with_commas_between_them_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPINE_LOGIT_BIAS", "1+1,2-inf")
+    assert parse().texts("logit_bias") == ("1+1", "2-inf")
+    assert parse("-l", "3+1,4+1", "-l", "5-1").texts("logit_bias") == ("3+1", "4+1", "5-1")
+
+
 def test_a_switch_comes_from_flag_or_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not parse().switch("raw")
     assert parse("--no-chat").switch("raw")

@@ -38,6 +38,9 @@ def test_flag_wins_over_variable_and_variable_over_default(
         ("plain", "0", False),
         ("plain", "", False),
         ("stop", "a,b", ("a,b",)),
+        ("cors_origin", "https://a, http://b:1,", ("https://a", "http://b:1")),
+        ("cors_origin", "", ()),
+        ("logit_bias", "5+1,6-inf", ("5+1", "6-inf")),
         ("system", "", ""),
     ],
 )
@@ -77,6 +80,10 @@ def test_not_a_number_is_below_every_limit() -> None:
 
 def test_the_prompt_is_not_read_from_the_environment() -> None:
     assert resolve(BY_NAME["prompt"], None, "-p", {"DSPINE_PROMPT": "text"}) is None
+
+
+def test_a_server_can_be_set_up_by_variables_alone() -> None:
+    assert [setting.name for setting in settings_of("serve") if setting.env is None] == []
 
 
 def test_names_flags_and_variables_are_unique() -> None:

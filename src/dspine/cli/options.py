@@ -133,10 +133,16 @@ class SettingOption(click.Option):
         )
 
     def _resolve(self, _context: click.Context, _parameter: click.Parameter, given: Any) -> Value:
+        flag = "/".join(self.setting.flags[:2])
         if self.setting.kind == "list" and given:
-            return tuple(given)
+            return tuple(part for text in given for part in self._listed(text, flag))
         text = given if isinstance(given, str) else None
-        return resolve(self.setting, text, "/".join(self.setting.flags[:2]), os.environ)
+        return resolve(self.setting, text, flag, os.environ)
+
+    def _listed(self, text: str, flag: str) -> tuple[str, ...]:
+        parts = self.setting.parse(text, flag)
+        assert isinstance(parts, tuple)
+        return parts
 
 
 def placeholder(setting: Setting) -> str:

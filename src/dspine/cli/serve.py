@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
+import re
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -26,16 +24,10 @@ from dspine.default_pair import choose_pair
 from dspine.errors import UsageError
 
 if TYPE_CHECKING:
-    from types import FrameType
-
-    import uvicorn
-
     from dspine.engine.engine import Engine
     from dspine.engine.sampling import SamplingOptions
+    from dspine.server.engine_thread import EngineThread
     from dspine.server.requests import Defaults
-
-_LAST_WORDS_SECONDS = 5
-"""For the ends of answers that were cancelled at the limit."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -44,10 +36,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def command(options: Options) -> int:
     """Answer over HTTP, for everything that speaks to OpenAI's API or llama-server."""
     try:
-        import uvicorn
-
-        from dspine.server.app import ServerOptions, Service, make_app
-        from dspine.server.routes import routes
+        from dspine.server.app import ServerOptions, Service
+        from dspine.server.running import Running
         from dspine.text.grammar import GrammarOptions
     except ModuleNotFoundError as error:
         raise UsageError(
@@ -55,9 +45,10 @@ def command(options: Options) -> int:
         ) from None
 
     # Everything that may be wrong is found before the port is taken.
-    sampling, variables = (
+    sampling, variables, origins = (
         read_sampling(options),
         read_variables(options.text("chat_template_kwargs")),
+        read_origins(options.texts("cors_origin")),
     )
     model, _ = choose_pair(*named_pair(options))
     limit = options.number("predict")
@@ -86,63 +77,40 @@ def command(options: Options) -> int:
             api_key=options.text("api_key") or None,
             queue_limit=options.number("queue"),
             body_limit=options.number("body_limit"),
-            cors_origins=options.texts("cors_origin"),
+            cors_origins=origins,
             drain_seconds=float(options.number("drain")),
             logs_prompts=options.switch("log_prompts"),
         ),
         defaults,
     )
     set_up_log()
-    with closing(bound_socket(options.choice("host"), options.number("port"))) as listener:
+    host, port = options.choice("host"), options.number("port")
+    with closing(bound_socket(host, port)) as listener, Running(made) as running:
         announce(options, listener)
-        config = uvicorn.Config(
-            make_app(made, routes()),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=options.number("drain") + _LAST_WORDS_SECONDS,
-        )
-        server = uvicorn.Server(config)
-        drain = partial(made.thread.stop, float(options.number("drain")))
-        server.capture_signals = partial(  # type: ignore[method-assign]
-            _stop_on_signals, server, drain
-        )
-        server.run(sockets=[listener])
-    failure = made.thread.error
-    if failure is not None:
-        raise failure
-    if not made.thread.has_ended:
-        leave(made.thread.was_loaded)
+        running.run(listener)
+    end(made.thread)
     return 0
 
 
-def leave(was_loaded: bool) -> NoReturn:
+def end(thread: EngineThread) -> None:
+    """Say why it ends before its time; raises why the engine failed."""
+    if thread.error is not None:
+        if thread.has_ended:
+            raise thread.error
+        leave(str(thread.error), thread.error.exit_code)
+    if not thread.was_loaded:
+        leave("stopped before the model was loaded", 0)
+    if not thread.has_ended:
+        leave("stopped before the answers had ended", 0)
+
+
+def leave(words: str, code: int) -> NoReturn:
     """End the process beside a thread that is still inside the library: an ordinary end would
     take apart what it works with, and crash."""
-    what = "the answers had ended" if was_loaded else "the model was loaded"
-    click.echo(f"stopped before {what}", err=True)
+    click.echo(f"dspine: {words}" if code else words, err=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
-
-
-@contextmanager
-def _stop_on_signals(server: uvicorn.Server, drain: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the server in order, and its exit code is then 0: uvicorn's own
-    way sends itself the signal again at the end. Answers end at `drain`'s limit, with their last
-    chunks; uvicorn by itself would break off the streams."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        threading.Thread(target=drain, daemon=True).start()
-        server.handle_exit(number, frame)
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, stop) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    os._exit(code)
 
 
 def make_defaults(
@@ -161,6 +129,17 @@ def make_defaults(
         template=engine.template_source,
         end_tokens=lambda: engine.end_tokens,
     )
+
+
+def read_origins(texts: Sequence[str]) -> tuple[str, ...]:
+    """Origins as browsers send them; UsageError for what would never match one."""
+    for text in texts:
+        if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", text.lower()):
+            raise UsageError(
+                f"--cors-origin is {text!r}: give scheme, host and port alone, as in "
+                f"https://chat.example or http://localhost:3000, or * for any"
+            )
+    return tuple(text.lower() for text in texts)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

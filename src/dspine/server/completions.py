@@ -180,8 +180,10 @@ async def _body(
             waiting = anext(documents)
     except StopAsyncIteration:
         pass
-    except Exception as error:  # noqa: BLE001 - the status is sent, the reason is not yet
+    except Exception as error:
         status, message, param = describe(error)
+        if status == 500:
+            log.error("%s", message, exc_info=error)
         yield sse(error_body(status, message, param))
     yield DONE
 

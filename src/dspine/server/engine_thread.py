@@ -16,7 +16,7 @@ from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Step
 from dspine.engine.scheduler import Scheduler
 from dspine.engine.slots import SlotFacts
-from dspine.errors import DspineError
+from dspine.errors import CapacityError, DspineError, LibraryError, UsageError
 from dspine.server.inbox import Inbox, Job, announce
 
 log = logging.getLogger("dspine.server")
@@ -27,6 +27,10 @@ State = Literal["loading", "ready", "failed", "stopped"]
 
 class BusyError(DspineError):
     """The queue is full, or the server is starting or stopping: come back later."""
+
+
+class _BrokenError(LibraryError):
+    """No answer can be made any more, whoever asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,18 @@ class EngineThread:
 
     def __init__(self, load: Callable[[], Engine], *, queue_limit: int) -> None:
         """`queue_limit` requests may wait beside those that have a slot."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when the engine has failed and all who asked were told."""
         self._load = load
         self._queue_limit = queue_limit
         self._waiting: deque[Inbox] = deque()
         self._running: set[Inbox] = set()
         self._answers: dict[int, Inbox] = {}
         """By the scheduler's number; the engine's thread alone uses it."""
+        self._trial: int | None = None
+        """The scheduler's number of an answer that shows whether the engine makes any."""
+        self._alive = False
+        """Whether others got tokens since the trial began."""
         self._changed = threading.Condition()
         self._engine: Engine | None = None
         self._slots: Sequence[SlotFacts] = ()
@@ -78,7 +88,7 @@ class EngineThread:
 
     @property
     def error(self) -> DspineError | None:
-        """Why loading failed."""
+        """Why it has failed, at loading or later."""
         return self._error
 
     @property
@@ -119,8 +129,9 @@ class EngineThread:
         return self._decodes
 
     def start(self) -> None:
-        """Begin to load."""
-        self._thread.start()
+        """Begin to load, unless it was told to stop by now."""
+        if self._state == "loading":
+            self._thread.start()
 
     def stop(self, seconds: float) -> None:
         """Take nothing new, give what runs and waits `seconds` to end, then free the engine.
@@ -132,10 +143,14 @@ class EngineThread:
             if self._state in ("loading", "ready"):
                 self._state = "stopped"
             self._changed.notify_all()
-            is_loading = not self._served and self._state != "failed"
+            is_loading = not self._served
         if self._thread.ident is None or is_loading:
             return
-        self._thread.join(seconds)
+        limit = time.monotonic() + seconds
+        while self._thread.is_alive() and time.monotonic() < limit:
+            if self._state == "failed":
+                return  # what is broken may take for ever to be freed
+            self._thread.join(_LOOK_SECONDS)
         with self._changed:
             for inbox in (*self._waiting, *self._running):
                 inbox.cancel.set()
@@ -181,21 +196,25 @@ class EngineThread:
     def _work(self) -> None:
         try:
             with self._load() as engine:
-                self._serve(engine)
-        except DspineError as error:
+                try:
+                    self._serve(engine)
+                except Exception as error:  # noqa: BLE001 - told before the engine is freed
+                    self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whoever runs the server is told
             self._fail(error)
-        except BaseException as error:
-            self._fail(DspineError(f"the engine failed ({type(error).__name__}: {error})"))
-            raise
 
-    def _fail(self, error: DspineError) -> None:
-        log.error("%s", error)  # at once: clients are sent to the log, and the program goes on
+    def _fail(self, error: Exception) -> None:
         with self._changed:
-            self._error, self._state, self._engine = error, "failed", None
+            if self._state == "failed" or (self._state == "stopped" and not self._served):
+                return  # the first reason counts, and none when nobody waits for the model
+            self._error, self._state, self._engine = _as_sentence(error), "failed", None
             left = (*self._waiting, *self._running)
             self._waiting.clear()
+        if not isinstance(error, DspineError):
+            log.error("the engine failed", exc_info=error)
         for inbox in left:
             self._end(inbox, BusyError(self.reason))
+        self.on_failure()
 
     def _serve(self, engine: Engine) -> None:
         scheduler = engine.scheduler()
@@ -204,21 +223,31 @@ class EngineThread:
             self._engine, self._served = engine, True
             if self._state == "loading":
                 self._state = "ready"
+        trial = engine.encode("Hello.", raw=True)
         while self._has_work():
             try:
                 self._admit(scheduler)
-                self._step(scheduler)
-            except Exception as error:  # noqa: BLE001 - no single answer's fault: all are told
+                is_in_doubt = self._step(scheduler)
+            except _BrokenError:
+                raise
+            except Exception as error:
+                if self._trial is not None:
+                    raise _BrokenError(_broken(error)) from error
+                log.error("all answers broke off", exc_info=error)
                 scheduler.close()
                 self._give_up(error)
                 scheduler = engine.scheduler()
                 self._look(scheduler)
+                is_in_doubt = True
+            if is_in_doubt and self._trial is None:
+                self._alive = False
+                self._trial = scheduler.start(trial, max_tokens=1, plain=True, cache_prompt=False)
         scheduler.close()
         self._engine = None
 
     def _has_work(self) -> bool:
         """Wait until there is something to do; False when there never will be."""
-        if self._running or self._waiting:
+        if self._running or self._waiting or self._trial is not None:
             return True
         with self._changed:
             while not self._waiting and not self._running:
@@ -246,16 +275,26 @@ class EngineThread:
             self._answers[number] = inbox
             self._look(scheduler)
 
-    def _step(self, scheduler: Scheduler) -> None:
-        """One step of all answers; who asked hears of it."""
-        if not self._answers:
-            return
+    def _step(self, scheduler: Scheduler) -> bool:
+        """One step of all answers; who asked hears of it. Whether one failed that should not.
+
+        Raises _BrokenError when the trial after such an answer failed too, and no other answer
+        goes on.
+        """
+        if not self._answers and self._trial is None:
+            return False
         happened = scheduler.step()
         over = any(isinstance(event, Finish | Exception) for _, event in happened)
         if over or time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look(scheduler)
-        busy, ready = 0, []
+        busy, ready, is_in_doubt = 0, [], False
+        broken: Exception | None = None
         for number, event in happened:
+            if number == self._trial:
+                if isinstance(event, Finish | Exception):
+                    self._trial = None
+                    broken = event if isinstance(event, Exception) else None
+                continue
             inbox = self._answers[number]
             if isinstance(event, Step):
                 busy += bool(event.tokens)
@@ -263,12 +302,17 @@ class EngineThread:
                 # First the slot is free, then who asked may look at it.
                 del self._answers[number]
                 self._running.discard(inbox)
+                is_in_doubt |= not isinstance(event, Finish | UsageError | CapacityError)
             if inbox.put(event):
                 ready.append(inbox)
         announce(ready)
         if busy:
+            self._alive = True
             before = self._decodes
             self._decodes = Decodes(before.count + 1, before.answers + busy)
+        if broken is not None and not self._alive:
+            raise _BrokenError(_broken(broken)) from broken
+        return is_in_doubt
 
     def _look(self, scheduler: Scheduler) -> None:
         # Not after every step: it takes as long as a good part of a step's other host work.
@@ -281,6 +325,7 @@ class EngineThread:
 
     def _give_up(self, error: Exception) -> None:
         self._answers.clear()
+        self._trial = None
         for inbox in tuple(self._running):
             self._end(inbox, error)
 
@@ -290,3 +335,17 @@ class EngineThread:
         while self._state == "loading" and time.monotonic() < limit:
             time.sleep(0.01)
         return self._state == "ready"
+
+
+def _as_sentence(error: Exception) -> DspineError:
+    """What ends the server, as its user reads it."""
+    if isinstance(error, DspineError):
+        return error
+    return LibraryError(
+        f"the engine failed ({type(error).__name__}: {error}): the log above says where"
+    )
+
+
+def _broken(error: Exception) -> str:
+    what = str(error) if isinstance(error, DspineError) else f"{type(error).__name__}: {error}"
+    return f"the engine makes no answers any more ({what}): start the server again"

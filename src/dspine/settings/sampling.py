@@ -20,6 +20,7 @@ def _setting(
     default_text: str = "",
     least: float | None = None,
     choices: tuple[str, ...] = (),
+    separator: str = "",
     training: Mapping[str, Variant] = {},
 ) -> Setting:
     return Setting(
@@ -33,6 +34,7 @@ def _setting(
         choices=choices,
         least=least,
         default_text=default_text,
+        separator=separator,
         variants=training,
         placeholder="" if choices else {"int": "N", "float": "X"}.get(kind, "TEXT"),
     )
@@ -163,8 +165,9 @@ SAMPLING_SETTINGS: tuple[Setting, ...] = (
         "logit_bias",
         "list",
         (),
-        "Add to the logit of a token: ID+1.5 or ID-1.5, and ID-inf to forbid it; may be given "
-        "several times.",
+        "Add to the logit of a token: ID+1.5 or ID-1.5, and ID-inf to forbid it; with commas "
+        "between several, and may be given several times.",
+        separator=",",
         flags=("-l", "--logit-bias"),
     ),
     Setting(

@@ -75,14 +75,14 @@ SERVING_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="cors_origin",
-        flags=("--cors-origin",),
+        flags=("--cors-origin", "--cors-origins"),
         kind="list",
         default=(),
         default_text="none",
-        in_environment=False,
+        separator=",",
         group="Server",
-        help="Web origin whose pages may call this server, as in https://chat.example; may be "
-        "given several times, * is any.",
+        help="Web origins whose pages may call this server, as in https://chat.example, with "
+        "commas between them; may be given several times, * is any.",
         commands=_SERVE,
         placeholder="ORIGIN",
     ),

@@ -54,6 +54,8 @@ class Setting:
     """Commands for which it means something else in part."""
     in_environment: bool = True
     """False for what belongs to one call alone, such as the prompt."""
+    separator: str = ""
+    """Between the values of a list in one text; empty where a value may be any text."""
 
     def of(self, command: str) -> Setting:
         """The setting as this command understands it."""
@@ -99,7 +101,7 @@ class Setting:
                     raise UsageError(f"{origin} is empty: give a file or folder")
                 return Path(text).expanduser()
             case "list":
-                return (text,)
+                return self._parse_list(text)
             case "text":
                 return text
 
@@ -109,6 +111,12 @@ class Setting:
         if text.lower() in FALSE_WORDS:
             return False
         raise UsageError(f"{origin} is {text!r}: use on or off (also 1, 0, true, false)")
+
+    def _parse_list(self, text: str) -> tuple[str, ...]:
+        if not self.separator:
+            return (text,)
+        parts = (part.strip() for part in text.split(self.separator))
+        return tuple(part for part in parts if part)
 
     def _parse_number(self, text: str, origin: str) -> int | float:
         wanted = "a whole number" if self.kind == "int" else "a number"
