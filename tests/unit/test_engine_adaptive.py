@@ -10,7 +10,7 @@ import pytest
 
 from dspine.drafters.base import Drawn
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
-from dspine.engine.adaptive import AdaptiveWidth
+from dspine.engine.adaptive import PROBE_FIRST, AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts, interpolate
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.width import Outcome
@@ -295,6 +295,13 @@ def test_a_chain_that_was_right_so_far_is_used_to_its_end() -> None:
     unlikely = offer("dspine", [8] * asked, [0.05] * asked) if asked else NOTHING
     rest = policy.choose(unlikely)
     assert rest.proposer == "dspine" and rest.tokens[0] == verified + 2
+
+
+def test_a_question_that_costs_less_than_nothing_is_asked_at_once() -> None:
+    """Drafts right after plain steps may have turned out the cheaper ones."""
+    policy = MIDDLE.policy()
+    asked = [policy._probe(-0.5, 0.1) for _ in range(PROBE_FIRST)]
+    assert asked == [False] * (PROBE_FIRST - 1) + [True]
 
 
 def test_what_was_drawn_decides_nothing() -> None:

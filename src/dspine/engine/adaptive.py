@@ -364,7 +364,8 @@ class AdaptiveWidth:
         self._since += 1
         if self._since < PROBE_FIRST or gain <= 0.0:
             return False
-        wait = sqrt(2.0 * loss / (CHANGES * gain))
+        # A draft after plain steps may turn out to be the cheaper one.
+        wait = sqrt(2.0 * max(0.0, loss) / (CHANGES * gain))
         if self._since < min(wait, PROBE_LAST):
             return False
         self._network.relax(self._since)
