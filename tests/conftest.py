@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from dspine.default_pair import default_drafter as find_default_drafter
 from dspine.default_pair import default_target as find_default_target
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("dspine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dspine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

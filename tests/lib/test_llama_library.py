@@ -140,10 +140,10 @@ def test_a_batch_of_eight_is_built_and_checked_in_microseconds(model: Model) -> 
     with Context(model, n_ctx=64, n_threads=1) as context:
 
         def once() -> float:
-            began = time.perf_counter()
+            began = time.thread_time()
             batch.clear()
             batch.add_tokens(tokens, 0)
             context._check(batch, len(batch))
-            return time.perf_counter() - began
+            return time.thread_time() - began
 
         assert min(once() for _ in range(200)) < 200e-6

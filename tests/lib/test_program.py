@@ -97,7 +97,7 @@ def test_doctor_says_what_rows_cost_and_which_library_was_found(pair: tuple[obje
     assert Path(found["library"]["path"]).is_dir()
     assert found["library"]["version"] == "0.3.36"
     assert found["rows_ms"].keys() >= {"1", "2", "4", "8", "16"}
-    assert 0 < found["rows_ms"]["1"] < found["rows_ms"]["16"]
+    assert 0 < found["rows_ms"]["1"] <= found["rows_ms"]["16"]
     assert found["target"]["architecture"] == "llama"
     assert found["speculation"]["width"] >= 1
     assert found["speculation"]["pays"] is (found["speculation"]["width"] > 1)

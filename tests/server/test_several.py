@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -13,7 +12,6 @@ from random import Random
 from typing import Any, TypeVar
 
 import pytest
-from starlette.testclient import TestClient
 
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Prefill, Step
@@ -408,67 +406,6 @@ def test_stopping_ends_what_runs_and_waits_and_takes_nothing_new(seconds: float)
 def test_without_a_queue_a_free_slot_still_takes_a_request() -> None:
     with serving(make_service(FakeTarget(says("Hi."), VOCAB, n_ctx=256), queue_limit=0)) as client:
         assert client.post("/v1/chat/completions", json=ASK).status_code == 200
-
-
-async def call(
-    client: TestClient, body: bytes, has_left: Callable[[], bool], *, is_whole: bool = True
-) -> list[Any]:
-    """The application as a server calls it: a body, then the news that the client has gone."""
-    sent: list[Any] = []
-    asked = False
-
-    async def receive() -> Any:
-        nonlocal asked
-        if not asked:
-            asked = True
-            return {"type": "http.request", "body": body, "more_body": not is_whole}
-        while not has_left():
-            await asyncio.sleep(0.005)
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [],
-    }
-    await client.app(scope, receive, send)
-    return sent
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_before_its_first_token_is_noticed(stream: bool) -> None:
-    targets = gated(1)
-    service = make_service(*targets)
-    with serving(service) as client:
-        targets[0].may_go.clear()
-        body = json.dumps({**ASK, "stream": stream}).encode()
-        begun: list[bool] = []
-
-        def has_left() -> bool:
-            begun.extend([True] * service.thread.n_running)
-            return bool(begun)
-
-        sent = asyncio.run(call(client, body, has_left))
-        assert sent[0]["status"] == 499, "not 200, which a stream would have begun with"
-        targets[0].may_go.set()
-        until(lambda: service.thread.n_running == 0)
-        assert len(targets[0].memory) < 60
-
-
-def test_a_client_that_goes_away_in_the_middle_of_its_body_is_no_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with serving(make_service(FakeTarget(says("Hi."), VOCAB, n_ctx=256))) as client:
-        assert asyncio.run(call(client, b'{"mess', lambda: True, is_whole=False)) == []
-        assert client.post("/v1/chat/completions", json=ASK).status_code == 200
-    assert all(record.levelname != "ERROR" for record in caplog.records)
 
 
 def test_an_engine_without_room_for_its_slots_is_told_as_a_failure() -> None:
