@@ -267,6 +267,28 @@ def test_a_decode_that_became_dear_is_noticed() -> None:
     assert after[0].drafts < 5
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("device", [FLAT, MIDDLE])
+def test_drafts_that_are_cheaper_after_plain_steps_are_tried_again(
+    device: Device, rate: float
+) -> None:
+    """As where a clock ran faster meanwhile: the expected loss of asking is below nothing."""
+    for seed in range(3):
+        policy, chance = device.policy(), np.random.default_rng(seed)
+        asked, was_warm = [0], False
+        for step in range(600):
+            asked.append(policy.ask([], Ask(0, step, 15), 0))
+            wanted = asked[-1]
+            chosen = policy.choose(offer("dspine", [1] * wanted, [0.5] * wanted))
+            wrong = np.flatnonzero(chance.random(len(chosen.tokens)) >= rate)
+            right = int(wrong[0]) if len(wrong) else len(chosen.tokens)
+            expected = interpolate(device.draft_ms, wanted + 1) if wanted else 0.0
+            spent = expected * (1.0 if was_warm else 0.3)
+            policy.observe(Outcome(len(chosen.tokens), (*[1] * right, 9), spent))
+            was_warm = wanted > 0
+        assert any(asked[300:]), "it never asks again"
+
+
 # -- parts ----------------------------------------------------------------------------------------
 
 
