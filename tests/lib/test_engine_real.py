@@ -202,7 +202,7 @@ def test_an_interrupt_in_the_middle_of_a_step_keeps_text_and_memory(
 def test_measured_widths_are_kept_for_the_next_start(
     dense: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dspine.engine.calibrate.NOISY", 1e9)
+    monkeypatch.setattr("dspine.measured.NOISY", 1e9)
     options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "cache_dir": tmp_path}
     with dspine.load(dense.target, dense.drafter, **options) as engine:
         plan = engine.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +15,16 @@ import numpy as np
 
 from dspine.errors import FileError, UsageError
 from dspine.files.atomic import reason, refuse_existing
-from dspine.files.drafter_file import DRAFT_VOCAB_TENSOR, own_table_specs, read_drafter
+from dspine.files.drafter_file import (
+    DRAFT_VOCAB_TENSOR,
+    DrafterFile,
+    own_table_specs,
+    read_drafter,
+)
 from dspine.files.drafter_keys import to_metadata
 from dspine.files.dtypes import Floats, decode_rows, encode
-from dspine.files.gguf_file import TensorInfo, read_header
-from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
+from dspine.files.gguf_file import GgufHeader, TensorInfo, read_header
+from dspine.files.gguf_writer import Progress, TensorToWrite, WritableValue, write_gguf
 from dspine.files.schema import TensorSpec, tensor_specs
 from dspine.files.typed_keys import writable
 from dspine.ggml.types import TensorType, type_by_name
@@ -57,6 +62,17 @@ MIXES: Mapping[str, Mix] = {
 }
 
 
+@dataclass(slots=True)
+class _Plan:
+    """Which tensor gets which type, and what that says about the source."""
+
+    types: list[tuple[TensorInfo, TensorType]] = field(default_factory=list)
+    fallen: list[str] = field(default_factory=list)
+    """For each matrix whose rows do not fit the wanted type, both types."""
+    twice: set[str] = field(default_factory=set)
+    """Quantised types that would be quantised to another one."""
+
+
 def quantise_drafter(
     source: Path,
     output: Path,
@@ -80,9 +96,28 @@ def quantise_drafter(
     refuse_existing(output, overwrite)
     drafter = read_drafter(source)
     header = read_header(source)
-    warnings: list[str] = []
-    planned: list[tuple[TensorInfo, TensorType]] = []
-    fallen, twice = list[str](), set[str]()
+    plan = _planned(drafter, header, mix)
+    warnings = _warnings(source, plan, allow_requantize)
+    if (vocab := header.tensors.get(DRAFT_VOCAB_TENSOR)) is not None:
+        plan.types.append((vocab, vocab.type))
+    metadata = _metadata(source, drafter, header, mix_name, mix)
+    workers = max(1, threads)
+    try:
+        with source.open("rb") as stream, ThreadPoolExecutor(workers) as pool:
+            convert = partial(_converted, source, stream.fileno(), pool, workers)
+            tensors = [
+                TensorToWrite(info.name, kind, info.ne, partial(convert, info, kind))
+                for info, kind in plan.types
+            ]
+            write_gguf(output, metadata, tensors, overwrite=overwrite, progress=progress)
+    except OSError as error:
+        raise FileError(f"cannot read {source}: {reason(error)}") from error
+    return warnings
+
+
+def _planned(drafter: DrafterFile, header: GgufHeader, mix: Mix) -> _Plan:
+    """The types of all tensors of the network; the list of its draft vocabulary is none."""
+    plan = _Plan()
     own = [s for s in own_table_specs(drafter.config) if s.gguf_name in drafter.own_tables]
     for spec in (*tensor_specs(drafter.config), *own):
         info = header.tensors[spec.gguf_name]
@@ -92,48 +127,49 @@ def quantise_drafter(
             # The target's rows as the target has them, or a choice of whoever wrote the file.
             wanted = kind = info.type.name
         if spec.is_matrix and kind != wanted:
-            fallen.append(f"{wanted} to {kind}")
+            plan.fallen.append(f"{wanted} to {kind}")
         if info.type.is_quantised and info.type.name != kind:
-            twice.add(info.type.name)
-        planned.append((info, type_by_name(kind)))
-    if twice and not allow_requantize:
+            plan.twice.add(info.type.name)
+        plan.types.append((info, type_by_name(kind)))
+    return plan
+
+
+def _warnings(source: Path, plan: _Plan, allow_requantize: bool) -> list[str]:
+    """What people should know of the plan; FileError for one that needs to be allowed."""
+    warnings: list[str] = []
+    before = ", ".join(sorted(plan.twice))
+    if before and not allow_requantize:
         raise FileError(
-            f"{source} is quantised already ({', '.join(sorted(twice))}): quantise its f16, bf16 "
-            f"or f32 original, or add --allow-requantize and lose accuracy twice"
+            f"{source} is quantised already ({before}): quantise its f16, bf16 or f32 original, or "
+            f"add --allow-requantize and lose accuracy twice"
         )
-    if twice:
+    if before:
         warnings.append(
-            f"{source.name} was quantised already ({', '.join(sorted(twice))}): the result is less "
-            f"accurate than one made from its original"
+            f"{source.name} was quantised already ({before}): the result is less accurate than "
+            f"one made from its original"
         )
-    if fallen:
+    if fallen := plan.fallen:
         shown = ", ".join(f"{change} ({fallen.count(change)})" for change in sorted(set(fallen)))
         warnings.append(
-            f"rows of {len(fallen)} of {len(planned)} tensors are no multiple of the block: {shown}"
+            f"rows of {len(fallen)} of {len(plan.types)} tensors are no multiple of the block: "
+            f"{shown}"
         )
-    if (vocab := header.tensors.get(DRAFT_VOCAB_TENSOR)) is not None:
-        planned.append((vocab, vocab.type))
+    return warnings
+
+
+def _metadata(
+    source: Path, drafter: DrafterFile, header: GgufHeader, mix_name: str, mix: Mix
+) -> dict[str, WritableValue]:
+    """The keys that say what the drafter is are written anew; all others are copied."""
     note = {"type": mix_name.upper(), "from": drafter.matrix_type.upper(), "source": source.name}
     note |= {"dspine": version("dspine"), "llama-cpp-python": version("llama-cpp-python")}
     record = replace(drafter.record, provenance=_with_note(drafter.record.provenance, note))
-    # The keys that say what the drafter is are written anew; all others are copied.
     metadata = to_metadata(drafter.config, drafter.pair, record, source)
     for key, value in header.metadata.items():
         if key not in metadata and key not in ("general.alignment", "general.file_type"):
             metadata[key] = writable(value)
     metadata["general.file_type"] = np.uint32(mix.file_type)
-    workers = max(1, threads)
-    try:
-        with source.open("rb") as stream, ThreadPoolExecutor(workers) as pool:
-            convert = partial(_converted, source, stream.fileno(), pool, workers)
-            tensors = [
-                TensorToWrite(info.name, kind, info.ne, partial(convert, info, kind))
-                for info, kind in planned
-            ]
-            write_gguf(output, metadata, tensors, overwrite=overwrite, progress=progress)
-    except OSError as error:
-        raise FileError(f"cannot read {source}: {reason(error)}") from error
-    return warnings
+    return metadata
 
 
 def wanted_type(spec: TensorSpec, mix: Mix, num_layers: int) -> str:
