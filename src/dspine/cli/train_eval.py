@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 @settings_command("train eval", click.Argument(["checkpoint"], type=click.Path(path_type=Path)))
 def command(options: Options, checkpoint: Path) -> None:
     """Measure the acceptance length of CHECKPOINT (a GGUF or a run, too) on feature shards."""
-    import torch
-
     from dspine.train.evaluate_checkpoint import evaluate_checkpoint
 
-    torch.set_num_threads(options.positive("threads") or physical_cores())
     evaluation = evaluate_checkpoint(
         checkpoint,
         options.path("model") or default_target(),
         options.paths("shards"),
         max_tokens=options.positive("max_eval_tokens"),
+        threads=options.positive("threads") or physical_cores(),
     )
     if options.switch("json"):
         print_json(evaluation.as_dict())

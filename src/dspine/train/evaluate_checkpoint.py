@@ -23,12 +23,16 @@ def evaluate_checkpoint(
     shard_folders: Sequence[Path],
     *,
     max_tokens: int | None = None,
+    threads: int | None = None,
 ) -> Evaluation:
     """Load a checkpoint (or a run's best, else newest one) or a GGUF, and measure it on the shards.
 
+    `threads` None: as many as torch takes by itself.
     Raises PairError when it belongs to another target, TrainingError when there are no shards or
     they hold the features of other layers.
     """
+    if threads is not None:
+        torch.set_num_threads(threads)
     checkpoint = read_source(path)
     target = Target.read(target_path)
     if checkpoint.pair is not None:
