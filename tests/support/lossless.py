@@ -1,8 +1,8 @@
 """Answers of the default pair beside plain ones, as facts for a test to judge; a program.
 
-    python -m tests.support.lossless TARGET DRAFTER PROMPTS_OF_A_TASK
+    python -m tests.support.lossless TARGET DRAFTER PROMPTS_OF_A_TASK [TASK ...]
 
-prints one JSON object. It runs in a process of its own, because which kernels compute is decided
+prints one JSON object; without a task all of them are asked. It runs in a process of its own, because which kernels compute is decided
 once a process. Blocks have a fixed width, whatever a measurement would choose.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -231,11 +231,11 @@ def beyond_the_window(rig: Rig) -> dict[str, Any]:
     }
 
 
-def main(target: Path, drafter: Path, count: int) -> dict[str, Any]:
+def main(target: Path, drafter: Path, count: int, tasks: Sequence[str]) -> dict[str, Any]:
     rows = []
     with open_rig(target, drafter) as rig:
         parted = None
-        for task in TASKS:
+        for task in tasks:
             for index, item in enumerate(held_out(task, count)):
                 plain = rig.decode_plainly(item.prompt, LONGEST)
                 for way in WAYS:
@@ -254,5 +254,5 @@ def main(target: Path, drafter: Path, count: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    found = main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] or TASKS)
     sys.stdout.write(json.dumps(found) + "\n")
