@@ -2,8 +2,9 @@
 
     python -m tests.support.lossless TARGET DRAFTER PROMPTS_OF_A_TASK [TASK ...]
 
-prints one JSON object; without a task all of them are asked. It runs in a process of its own, because which kernels compute is decided
-once a process. Blocks have a fixed width, whatever a measurement would choose.
+prints one JSON object; without a task all of them are asked. It runs in a process of its own,
+because which kernels compute is decided once a process. Blocks have a fixed width, whatever a
+measurement would choose.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _json(text: str, path: Path, line: int | None) -> Any:
         return json.loads(text)
     except ValueError as error:
         where = path if line is None else f"line {line} of {path}"
-        raise FileError(f"{where} is not JSON: {error}") from error
+        raise FileError(f"{where} is not JSON: {error}; correct it") from error
 
 
 def _rows_of_document(document: Any, path: Path) -> list[tuple[str, Any]]:

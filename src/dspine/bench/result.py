@@ -90,7 +90,10 @@ def read_result(path: Path) -> BenchResult:
     except OSError as error:
         raise FileError(f"cannot read {path}: {reason(error)}") from error
     except ValueError as error:
-        raise FileError(f"{path} is no result of `dspine bench`: it is not JSON") from error
+        raise FileError(
+            f"{path} is no result of `dspine bench`: it is not JSON, name the JSON file that one "
+            "wrote"
+        ) from error
     if not isinstance(document, dict) or "measurements" not in document:
         raise FileError(f"{path} is no result of `dspine bench` or `dspine eval`: name such a file")
     if document.get("format") not in READABLE:

@@ -37,4 +37,4 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from None
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from None
+        raise FileError(f"cannot read {path}: {error.strerror}; check the path") from None

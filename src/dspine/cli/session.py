@@ -62,7 +62,7 @@ def read_request(options: Options, argument: str | None, standard_input: TextIO)
     file = options.path("session")
     for other in ("raw", "compare"):
         if file is not None and options.switch(other):
-            raise UsageError(f"--session and --{other} exclude each other")
+            raise UsageError(f"--session and --{other} exclude each other: leave one of them out")
     check_session_file(file)
     text = read_prompt(argument, options.text("prompt"), options.path("file"), standard_input)
     user = {"role": "user", "content": text}

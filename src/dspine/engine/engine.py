@@ -300,11 +300,17 @@ class Engine:
         if not saved.tokens:
             return
         if max(saved.tokens) >= self._parts.tokenizer.vocab_size or min(saved.tokens) < 0:
-            raise FileError("the saved session has tokens that this target does not know")
+            raise FileError(
+                "the saved session has tokens that this target does not know: load it with the "
+                "target that it was saved with, or start a new session"
+            )
         try:
             self._held.load(saved.tokens, saved.state, saved.checkpoints)
         except UsageError as error:
-            raise FileError(f"the saved session does not fit this target: {error}") from error
+            raise FileError(
+                f"the saved session does not fit this target: {error}; load it with the target "
+                "that it was saved with, or start a new session"
+            ) from error
         drafter, made_with = self._parts.drafter, self._parts.made_with
         same = saved.made_with.get("drafter") == made_with.get("drafter")
         if drafter is not None and saved.drafter is not None and same:

@@ -135,7 +135,9 @@ class HeldContext:
         before = self._target.save() if self._tokens else b""
         try:
             if self._target.load(state) != len(tokens):
-                raise UsageError(f"the saved memory is not that of its {len(tokens)} tokens")
+                raise UsageError(
+                    f"the saved memory is not that of its {len(tokens)} tokens: save it again"
+                )
         except UsageError:
             self._target.clear()
             if before:

@@ -62,7 +62,8 @@ def encode_prompt(
             )
         if not 0 <= item < tokenizer.vocab_size:
             raise UsageError(
-                f"token id {item} is outside the vocabulary of {tokenizer.vocab_size} tokens"
+                f"token id {item} is outside the vocabulary of {tokenizer.vocab_size} tokens: "
+                "tokenize the text with this target"
             )
     return cast("list[int]", items)
 

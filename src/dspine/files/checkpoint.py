@@ -224,11 +224,17 @@ def _read_tensors(folder: Path) -> dict[str, SafeTensor]:
         return dict(read_safetensors(folder / WEIGHTS_FILE).tensors)
     places = _read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
-        raise FileError(f"{index} is damaged: it has no weight_map from tensors to files")
+        raise FileError(
+            f"{index} is damaged: it has no weight_map from tensors to files, copy or download "
+            "the folder again"
+        )
     tensors: dict[str, SafeTensor] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:
-            raise FileError(f"{index} names {name!r}, which is not a file beside it")
+            raise FileError(
+                f"{index} names {name!r}, which is not a file beside it: copy or download the "
+                "folder again"
+            )
         found = read_safetensors(folder / name).tensors
         check_names(str(folder / name), [t for t, p in places.items() if p == name], list(found))
         tensors.update(found)
@@ -250,7 +256,10 @@ def _name_sinks(folder: Path, tensors: dict[str, SafeTensor]) -> tuple[int, ...]
 
 def _check_ready(folder: Path, ready: SafeTensor | None) -> None:
     if ready is None or ready.dtype != "BOOL" or ready.data.size != 1:
-        raise FileError(f"{folder} has no flag {READY}: it is no complete DSpine checkpoint")
+        raise FileError(
+            f"{folder} has no flag {READY}: it is no complete DSpine checkpoint, copy or download "
+            "it again"
+        )
     if not bool(ready.data.reshape(-1)[0]):
         raise FileError(
             f"{folder}: {READY} is false, so its transfer codes were never made: initialise them "
@@ -268,10 +277,15 @@ def _reference_config(
     """
     inner = values.get("config", values)
     if not isinstance(inner, dict):
-        raise FileError(f"{CONFIG_FILE} has no table under 'config': it is damaged")
+        raise FileError(
+            f"{CONFIG_FILE} has no table under 'config': it is damaged, copy or download the "
+            "folder again"
+        )
     message = tensors.get("injection.message.weight")
     if message is None or len(message.shape) != 2:
-        raise FileError("injection.message.weight is missing: this is no DSpine checkpoint")
+        raise FileError(
+            "injection.message.weight is missing: this is no DSpine checkpoint, name another folder"
+        )
     dflash = inner.get("dflash_config", {})
     stated = inner.get("dspine_config", {})
     if not isinstance(dflash, dict) or not isinstance(stated, dict):

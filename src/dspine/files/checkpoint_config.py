@@ -127,12 +127,12 @@ def to_json(config: DrafterConfig, num_target_layers: int, dtype: str) -> dict[s
     if len(windows) > 1:
         raise FileError(
             f"the layers have different windows {sorted(windows)}: a checkpoint's config.json can "
-            f"say one only"
+            "say one only, so write a GGUF"
         )
     if len(set(config.causal)) > 1:
         raise FileError(
             "some layers are causal inside the block and some are not: a checkpoint's config.json "
-            "can say one for all only"
+            "can say one for all only, so write a GGUF"
         )
     values: dict[str, Any] = {
         "architectures": [architecture_name(config)],
@@ -268,7 +268,10 @@ def _causal(
                 + (f": {needs}" if kind is DSpineConfig else " or false")
             )
     if len(set(stated.values())) > 1:
-        raise FileError(f"causality inside the block is stated twice and differently: {stated}")
+        raise FileError(
+            f"causality inside the block is stated twice and differently: {stated}; keep the "
+            "right one"
+        )
     return next(iter(stated.values()), kind is DSpineConfig)
 
 
@@ -302,7 +305,7 @@ def _kind(values: Mapping[str, Any]) -> type[DrafterConfig]:
     if not isinstance(known, str) or known not in ARCHITECTURES:
         raise FileError(
             f"architectures is {names!r}, expected one of {', '.join(ARCHITECTURES)}: this is no "
-            f"DSpine, DFlash or DFlash2 drafter"
+            "DSpine, DFlash or DFlash2 drafter, name another folder"
         )
     for key, expected, who in (
         ("attention_bias", False, "vLLM and SGLang may"),

@@ -33,17 +33,22 @@ def rope_theta(values: Mapping[str, Any]) -> float:
             raise FileError(f"{place} is {table!r}, expected a table or null")
         kind = table.get("rope_type", table.get("type", "default"))
         if kind != "default":
-            raise FileError(f"{place} asks for rotary scaling {kind!r}, which is not supported")
+            raise FileError(
+                f"{place} asks for rotary scaling {kind!r}, which is not supported: run it in "
+                "SGLang or vLLM, dspine does not scale positions"
+            )
         refuse_unknown(place, table, _ROPE_KEYS)
         if table.get("rope_theta") is not None:
             found[f"{place}.rope_theta"] = number(f"{place}.rope_theta", table["rope_theta"])
     if not found:
         raise FileError(
             "rope_theta is missing (also in rope_parameters and rope_scaling): the rotary base "
-            "must be stated"
+            "must be stated, take it from the target's config.json"
         )
     if len(set(found.values())) > 1:
-        raise FileError(f"the rotary base is stated differently in two places: {found}")
+        raise FileError(
+            f"the rotary base is stated differently in two places: {found}; keep the right one"
+        )
     return next(iter(found.values()))
 
 
@@ -56,7 +61,10 @@ def rotary_size(
     found = [table.get(PARTIAL_ROTARY) for table in tables]
     stated = {number(PARTIAL_ROTARY, factor) for factor in found if factor is not None}
     if len(stated) > 1:
-        raise FileError(f"{PARTIAL_ROTARY} is stated twice and differently: {sorted(stated)}")
+        raise FileError(
+            f"{PARTIAL_ROTARY} is stated twice and differently: {sorted(stated)}; keep the right "
+            "one"
+        )
     factor = next(iter(stated), 1.0)
     if not 0 < factor <= 1:
         raise FileError(
@@ -76,7 +84,10 @@ def sink_layers(
         raise FileError(f"{SINKS} is {flags[-1]!r}, expected true or false, once")
     if flags and flags[0] != bool(found):
         tensors = f"{len(found)} layers have their tensor"
-        raise FileError(f"{SINKS} is {flags[0]!r}, but {tensors}: the folder is incomplete")
+        raise FileError(
+            f"{SINKS} is {flags[0]!r}, but {tensors}: the folder is incomplete, copy or download "
+            "it again"
+        )
     return found
 
 

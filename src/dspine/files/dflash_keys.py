@@ -98,7 +98,8 @@ def to_metadata(
     if config.target_hidden_size != config.hidden_size:
         raise FileError(
             f"the drafter's hidden_size {config.hidden_size} is not its target's "
-            f"{config.target_hidden_size}: a {config.kind} file has one number for both"
+            f"{config.target_hidden_size}: a {config.kind} file has one number for both, so keep "
+            "the folder"
         )
     values: dict[str, WritableValue] = {
         key: uint32(field, getattr(config, field)) for field, key in _COUNTS.items()
@@ -120,7 +121,7 @@ def to_metadata(
     if len(windows) > 1:
         raise FileError(
             f"the layers have windows of {sorted(windows)}: a {config.kind} file has one window "
-            f"for all layers that have any"
+            "for all layers that have any, so keep the folder"
         )
     if windows:
         values["attention.sliding_window"] = uint32("windows", windows.pop())
@@ -185,7 +186,7 @@ def from_metadata(
     if not is_second and "selector_top_k" in keys:
         raise FileError(
             f"{path} has {_PREFIX}selector_top_k but no tensor selector_hidden.weight: the file "
-            f"does not fit its own description"
+            "does not fit its own description, convert it again"
         )
     causal, pair, record = _own_keys(path, header, keys, counts, vocab_size)
     keys.refuse_unknown()

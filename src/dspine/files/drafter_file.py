@@ -205,7 +205,7 @@ def check_names(label: str, expected: Sequence[str], found: Sequence[str]) -> No
     if problems:
         raise FileError(
             f"{label}: {' and '.join(problems)} of {len(expected)} tensors expected from its "
-            f"configuration: the file does not fit its own description"
+            "configuration: the file does not fit its own description, convert it again"
         )
 
 
@@ -234,10 +234,13 @@ def check_draft_vocab(
     if ids.min() < 0 or ids.max() >= config.vocab_size:
         raise FileError(
             f"the reduced head names target id {ids.min() if ids.min() < 0 else ids.max()}, "
-            f"outside the vocabulary of {config.vocab_size}"
+            f"outside the vocabulary of {config.vocab_size}: convert or copy it again"
         )
     if np.unique(ids).size != ids.size:
-        raise FileError("the reduced head names a target id twice: every id must be unique")
+        raise FileError(
+            "the reduced head names a target id twice: every id must be unique, convert or copy "
+            "it again"
+        )
     return ids.astype(np.int32)
 
 

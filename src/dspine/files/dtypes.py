@@ -78,7 +78,10 @@ def _encode_rows(rows: Array, type_name: str, label: str) -> Array:
     if type_name in ("i32", "i64"):
         return rows.astype("<i4" if type_name == "i32" else "<i8")
     if not np.isfinite(values := to_float32(rows)).all():
-        raise FileError(f"tensor {label} holds NaN or infinite values and cannot be used")
+        raise FileError(
+            f"tensor {label} holds NaN or infinite values and cannot be used: copy or train it "
+            "again"
+        )
     if type_name == "f32":
         return values.astype("<f4", copy=False)
     if type_name == "bf16":

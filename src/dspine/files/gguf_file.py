@@ -141,7 +141,10 @@ class GgufFile:
         """The tensor of that name; FileError when the file does not have it."""
         info = self.header.tensors.get(name)
         if info is None:
-            raise FileError(f"{self.path} has no tensor {name}: it is not the file needed here")
+            raise FileError(
+                f"{self.path} has no tensor {name}: it is not the file needed here, name the "
+                "model's complete file"
+            )
         raw = np.frombuffer(self._map, dtype=np.uint8, count=info.n_bytes, offset=info.offset)
         return StoredTensor(info.name, info.type, info.ne, raw)
 
@@ -183,7 +186,10 @@ def raw_tensor(path: Path, name: str) -> StoredTensor:
     """One tensor's raw bytes, ggml type and shape from any GGUF (split models too)."""
     tensor = find_tensor(path, name)
     if tensor is None:
-        raise FileError(f"{path} has no tensor {name}: it is not the file needed here")
+        raise FileError(
+            f"{path} has no tensor {name}: it is not the file needed here, name the model's "
+            "complete file"
+        )
     return tensor
 
 

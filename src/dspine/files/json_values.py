@@ -12,16 +12,24 @@ def either(key: str, values: Mapping[str, Any], dflash: Mapping[str, Any]) -> An
     """A key that may stand at the top or in dflash_config; both must agree."""
     stated = [table[key] for table in (values, dflash) if table.get(key) is not None]
     if not stated:
-        raise FileError(f"{key} is missing, at the top level and in dflash_config")
+        raise FileError(
+            f"{key} is missing, at the top level and in dflash_config: copy or download the "
+            "folder again"
+        )
     if any(value != stated[0] for value in stated):
-        raise FileError(f"{key} is stated twice and differently: {stated[0]!r} and {stated[1]!r}")
+        raise FileError(
+            f"{key} is stated twice and differently: {stated[0]!r} and {stated[1]!r}; keep the "
+            "right one"
+        )
     return stated[0]
 
 
 def required(values: Mapping[str, Any], key: str) -> Any:
     """A key that must be there."""
     if values.get(key) is None:
-        raise FileError(f"{key} is missing: the configuration is incomplete")
+        raise FileError(
+            f"{key} is missing: the configuration is incomplete, copy or download the folder again"
+        )
     return values[key]
 
 
@@ -41,7 +49,8 @@ def refuse_unknown(name: str, table: Mapping[str, Any], known: set[str] | frozen
     if unknown:
         raise FileError(
             f"{name} has keys that this dspine does not know: {', '.join(unknown[:5])}; running "
-            f"without them would be wrong"
+            "without them would be wrong, so update dspine or remove what this drafter does not "
+            "need"
         )
 
 
@@ -59,4 +68,6 @@ def number(name: str, value: object) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise FileError(f"{name} is too large for a number") from error
+        raise FileError(
+            f"{name} is too large for a number: copy or download the folder again"
+        ) from error

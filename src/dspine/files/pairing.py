@@ -57,7 +57,10 @@ def describe_target(path: Path) -> Pair:
     header = gguf.header
     architecture = header.architecture
     if not architecture or not architecture.isprintable():
-        raise FileError(f"{path} does not name its architecture: it is not a language model")
+        raise FileError(
+            f"{path} does not name its architecture: it is not a language model, name the "
+            "target's own GGUF"
+        )
     if architecture in NOT_TARGETS or metadata_text(header, "general.type") in (
         "adapter",
         "mmproj",
@@ -217,12 +220,18 @@ def _fingerprint(gguf: GgufFile) -> str:
 def _count(header: GgufHeader, key: str) -> int:
     value = header.metadata.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise FileError(f"{header.path} has no usable {key}: it is not a language model")
+        raise FileError(
+            f"{header.path} has no usable {key}: it is not a language model, name the target's "
+            "own GGUF"
+        )
     return value
 
 
 def _rows_of_embedding(header: GgufHeader) -> int:
     info = header.tensors.get("token_embd.weight")
     if info is None or len(info.ne) != 2:
-        raise FileError(f"{header.path} has neither tokens nor token_embd.weight: not a target")
+        raise FileError(
+            f"{header.path} has neither tokens nor token_embd.weight: not a target, name the "
+            "target's own GGUF"
+        )
     return info.ne[1]

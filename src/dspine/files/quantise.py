@@ -254,7 +254,9 @@ def _piece(
 def _check_range(values: Floats, type_name: str, name: str) -> None:
     largest: Any = np.abs(values).max(initial=0.0)
     if not np.isfinite(largest):
-        raise FileError(f"tensor {name} holds NaN or infinite values and cannot be used")
+        raise FileError(
+            f"tensor {name} holds NaN or infinite values and cannot be used: copy or train it again"
+        )
     if largest > _LARGEST:
         raise FileError(
             f"tensor {name} has a value of {largest:.6g}, too large for {type_name}: use bf16"

@@ -41,7 +41,10 @@ def step_of(checkpoint: Path) -> int:
     """The step in a checkpoint's name."""
     match = _NAME.fullmatch(checkpoint.name)
     if match is None:
-        raise TrainingError(f"{checkpoint} is not a checkpoint folder of a training run")
+        raise TrainingError(
+            f"{checkpoint} is not a checkpoint folder of a training run: name one, as in "
+            "RUN/checkpoints/step-000100"
+        )
     return int(match.group(1))
 
 

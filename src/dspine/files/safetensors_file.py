@@ -94,8 +94,8 @@ def read_safetensors(path: Path, *, private: bool = False) -> SafetensorsFile:
     length = struct.unpack_from("<Q", data)[0]
     if not 2 <= length <= min(_MAX_HEADER, len(data) - 8):
         raise FileError(
-            f"{path} is not a safetensors file, or is cut off: its header claims {length} bytes of "
-            f"{len(data) - 8}"
+            f"{path} is not a safetensors file, or is cut off: its header claims {length} bytes "
+            f"of {len(data) - 8}; copy or download it again"
         )
     header = _parse(path, data[8 : 8 + length])
     start = 8 + length
@@ -142,7 +142,10 @@ def write_safetensors(
     for name, tensor in tensors.items():
         stream = tensor if isinstance(tensor, TensorStream) else _stream(name, tensor)
         if name == _METADATA:
-            raise FileError(f"tensor {name} cannot be stored as {stream.dtype} in safetensors")
+            raise FileError(
+                f"tensor {name} cannot be stored as {stream.dtype} in safetensors: choose another "
+                "name"
+            )
         end = offset + stream.n_bytes
         header[name] = {
             "dtype": stream.dtype,
@@ -176,7 +179,9 @@ def _stream(name: str, tensor: Array | SafeTensor) -> TensorStream:
     known = _DTYPES.get(entry.dtype)
     # None must not reach the comparison: numpy takes it for float64.
     if known is None or known != entry.data.dtype.newbyteorder("<"):
-        raise FileError(f"tensor {name} cannot be stored as {entry.dtype} in safetensors")
+        raise FileError(
+            f"tensor {name} cannot be stored as {entry.dtype} in safetensors: use BF16, F16 or F32"
+        )
     return TensorStream(entry.dtype, entry.shape, partial(_pieces, entry.data))
 
 
@@ -192,7 +197,10 @@ def _pieces(array: Array) -> Iterator[memoryview]:
 def _tagged(name: str, array: Array) -> SafeTensor:
     dtype = _NAMES.get(array.dtype.newbyteorder("<"))
     if dtype is None:
-        raise FileError(f"tensor {name} has dtype {array.dtype}, which safetensors cannot hold")
+        raise FileError(
+            f"tensor {name} has dtype {array.dtype}, which safetensors cannot hold: use float32 "
+            "or float16"
+        )
     return SafeTensor(dtype, array)
 
 
@@ -220,7 +228,8 @@ def _entry(path: Path, name: str, entry: object, room: int) -> tuple[str, list[i
     shape, offsets = _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise FileError(
-            f"{path}: tensor {shown(name)} has dtype {shown(repr(dtype))}, which is not supported"
+            f"{path}: tensor {shown(name)} has dtype {shown(repr(dtype))}, which is not "
+            "supported: use a file with BF16, F16 or F32"
         )
     if shape is None or offsets is None or len(offsets) != 2:
         raise _damaged(

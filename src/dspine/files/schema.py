@@ -89,10 +89,14 @@ class DrafterConfig:
         if self.num_heads % self.num_kv_heads:
             raise FileError(
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads "
-                f"{self.num_kv_heads}: the drafter's attention heads cannot be grouped"
+                f"{self.num_kv_heads}: the drafter's attention heads cannot be grouped, choose a "
+                "multiple"
             )
         if self.head_dim % 2:
-            raise FileError(f"head_dim {self.head_dim} is odd: rotary positions need pairs")
+            raise FileError(
+                f"head_dim {self.head_dim} is odd: rotary positions need pairs, choose an even "
+                "number"
+            )
         if self.rotary_size is not None:
             _require_count("rotary_size", self.rotary_size, 2)
             if self.rotary_size % 2 or self.rotary_size >= self.head_dim:
@@ -115,7 +119,8 @@ class DrafterConfig:
             raise FileError(f"taps {list(self.taps)} must be one or more target layer ids from 0")
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise FileError(
-                f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}"
+                f"mask_token_id {self.mask_token_id} is outside the vocabulary of "
+                f"{self.vocab_size}: name one of its tokens"
             )
         for name in ("rope_theta", "rms_norm_eps", *SCALES):
             value = getattr(self, name)
@@ -153,7 +158,10 @@ class DrafterConfig:
     def _require_candidates(self, name: str, count: int) -> None:
         _require_count(name, count, 1)
         if count > (self.draft_vocab_size or self.vocab_size):
-            raise FileError(f"{name} {count} is larger than the vocabulary it chooses from")
+            raise FileError(
+                f"{name} {count} is larger than the vocabulary it chooses from: choose a smaller "
+                "number"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +181,7 @@ class DSpineConfig(DrafterConfig):
             raise FileError(
                 f"transfer_rank {self.transfer_rank} is above "
                 f"{min(self.hidden_size, self.vocab_size - 1)}, the smaller of hidden_size and "
-                f"vocab_size - 1"
+                "vocab_size - 1: choose a smaller one"
             )
         self._require_candidates("top_k", self.top_k)
         for name, value in self.variations.items():
@@ -216,7 +224,7 @@ class DFlash2Config(DrafterConfig):
         if self.hidden_size % self.conv_group_size:
             raise FileError(
                 f"conv_group_size {self.conv_group_size} does not divide hidden_size "
-                f"{self.hidden_size}: the channels cannot be grouped"
+                f"{self.hidden_size}: the channels cannot be grouped, choose a divisor"
             )
         self._require_candidates("top_k", self.top_k)
 

@@ -57,7 +57,10 @@ def tokenizer_json(model: Path, metadata: Mapping[str, MetadataValue]) -> dict[s
         )
     tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
     if not isinstance(tokens, tuple) or not isinstance(merges, tuple):
-        raise FileError(f"{model} holds no tokens or no merges: its tokenizer is incomplete")
+        raise FileError(
+            f"{model} holds no tokens or no merges: its tokenizer is incomplete, name the model's "
+            "complete file"
+        )
     types = [int(number) for number in _numbers(metadata.get("tokenizer.ggml.token_type"))]
     types += [1] * (len(tokens) - len(types))
     added = [

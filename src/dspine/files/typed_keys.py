@@ -110,7 +110,7 @@ def writable(value: MetadataValue) -> WritableValue:
     for kind in (np.uint32, np.int32, np.uint64, np.int64):
         if np.iinfo(kind).min <= value <= np.iinfo(kind).max:
             return kind(value)
-    raise FileError(f"a metadata number is {value}, which no GGUF holds")
+    raise FileError(f"a metadata number is {value}, which no GGUF holds: use one of up to 64 bits")
 
 
 class Keys:

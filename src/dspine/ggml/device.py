@@ -66,7 +66,10 @@ class Backend:
         lib = functions()
         handle = lib.ggml_backend_dev_init(self.device.handle, None)
         if not handle:
-            raise LibraryError(f"device {self.device.name} cannot be started")
+            raise LibraryError(
+                f"device {self.device.name} cannot be started: choose another one, or look at the "
+                "library with `dspine doctor`"
+            )
         self._handle: int = handle
         self._free = weakref.finalize(self, lib.ggml_backend_free, handle)
         address = lib.ggml_backend_reg_get_proc_address(
@@ -85,7 +88,7 @@ class Backend:
     def handle(self) -> int:
         """The library's pointer, for this package only."""
         if not self._free.alive:
-            raise ClosedError("the ggml backend was used after it was closed")
+            raise ClosedError("the ggml backend was used after it was closed: make a new one")
         return self._handle
 
     @property

@@ -54,7 +54,10 @@ class Graph(Operations):
         )
         context = lib.ggml_init(InitParams(size, None, True))
         if not context:
-            raise CapacityError(f"{size} bytes for a graph of {max_nodes} nodes are not available")
+            raise CapacityError(
+                f"{size} bytes for a graph of {max_nodes} nodes are not available: free memory or "
+                "make a smaller graph"
+            )
         self._context_pointer = context
         self._room = max_nodes
         self._owners: dict[int, Owner] = {}
@@ -112,7 +115,9 @@ class Graph(Operations):
         """Keep the result of `tensor` for `get`, under `name`."""
         self._check_building()
         if tensor.owner is not self:
-            raise UsageError(f"output {name!r} is not a node of this graph")
+            raise UsageError(
+                f"output {name!r} is not a node of this graph: give one that this graph made"
+            )
         lib = functions()
         lib.ggml_set_name(tensor.pointer, name.encode()[:63])
         lib.ggml_set_output(tensor.pointer)
@@ -137,7 +142,10 @@ class Graph(Operations):
             # Inputs nobody uses would stay without memory and make `set` fail.
             lib.ggml_build_forward_expand(self._graph, tensor.pointer)
         if not lib.ggml_gallocr_alloc_graph(self._allocator, self._graph):
-            raise CapacityError(f"the graph does not fit on {self.backend.device.name}")
+            raise CapacityError(
+                f"the graph does not fit on {self.backend.device.name}: free memory there, or "
+                "draft with shorter blocks"
+            )
         self._allocated = True
 
     def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
@@ -150,7 +158,7 @@ class Graph(Operations):
         ):
             raise UsageError(
                 f"input {tensor.name!r} takes {tensor.size} contiguous {tensor.type.name} values, "
-                f"not {values.dtype} of shape {values.shape}"
+                f"not {values.dtype} of shape {values.shape}: convert them first"
             )
         self._unset.discard(tensor.pointer)
         self._tensor_set(tensor.pointer, values.ctypes.data, 0, values.nbytes)
@@ -180,17 +188,25 @@ class Graph(Operations):
     def compute(self) -> None:
         """Run the graph; ClosedError when weights it reads are gone."""
         if not self._allocated:
-            raise UsageError("the graph was computed before allocate()")
+            raise UsageError("the graph was computed before allocate(): call allocate() first")
         self._check_open()
         if self._unset:
             names = [t.name for t in self._inputs if t.pointer in self._unset]
-            raise UsageError(f"the graph was computed before its inputs {names} were set")
+            raise UsageError(
+                f"the graph was computed before its inputs {names} were set: set them first"
+            )
         for owner in self._owners.values():
             if owner.closed:
-                raise ClosedError("a graph was computed after the weights it reads were closed")
+                raise ClosedError(
+                    "a graph was computed after the weights it reads were closed: keep them open "
+                    "as long as the graph"
+                )
         status = self._compute(self.backend.handle, self._graph)
         if status != 0:
-            raise LibraryError(f"ggml could not compute the graph (status {status})")
+            raise LibraryError(
+                f"ggml could not compute the graph (status {status}): free memory, or choose "
+                "another device for the drafter"
+            )
 
     def get(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Copy of a result as an array of shape reversed(ne), trailing ones dropped."""
@@ -227,7 +243,7 @@ class Graph(Operations):
 
     def _check_open(self) -> None:
         if not self._free_context.alive:
-            raise ClosedError("the graph was used after it was closed")
+            raise ClosedError("the graph was used after it was closed: build it again")
 
     def _check_building(self) -> None:
         self._check_open()
@@ -237,9 +253,13 @@ class Graph(Operations):
     def _check_ready(self, tensor: Tensor) -> None:
         self._check_open()
         if not self._allocated:
-            raise UsageError(f"{tensor.name!r} has no memory before allocate()")
+            raise UsageError(
+                f"{tensor.name!r} has no memory before allocate(): call allocate() first"
+            )
         if tensor.owner is not self:
-            raise UsageError(f"{tensor.name!r} is not a node of this graph")
+            raise UsageError(
+                f"{tensor.name!r} is not a node of this graph: give one that this graph made"
+            )
 
     def _check_supported(self) -> None:
         lib = functions()
@@ -255,7 +275,10 @@ class Graph(Operations):
 def _readable(tensor: Tensor) -> np.dtype[Any]:
     dtype = _DTYPES.get(tensor.type.name)
     if dtype is None or not tensor.is_contiguous:
-        raise UsageError(f"{tensor.name!r} ({tensor.type.name} {tensor.ne}) cannot be read")
+        raise UsageError(
+            f"{tensor.name!r} ({tensor.type.name} {tensor.ne}) cannot be read: copy it with "
+            "`cont` to f32 or i32 first"
+        )
     return dtype
 
 

@@ -247,7 +247,7 @@ def _address(stock: ctypes.CDLL, name: str) -> int:
             f"this llama.cpp library has no {name}, which the CPU kernels need"
         ) from error
     if address is None:
-        raise LibraryError(f"{name} of this llama.cpp library has no address")
+        raise LibraryError(f"this llama.cpp library has {name}, but without an address")
     return address
 
 

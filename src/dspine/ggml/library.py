@@ -221,7 +221,9 @@ def _open(folder: Path) -> list[ctypes.CDLL]:
         try:
             opened.append(ctypes.CDLL(str(path)))
         except OSError as error:
-            raise LibraryError(f"{path} cannot be loaded: {error}") from error
+            raise LibraryError(
+                f"{path} cannot be loaded: {error}; build it again, or unset LLAMA_CPP_LIB_PATH"
+            ) from error
     return opened
 
 

@@ -357,13 +357,18 @@ class Operations(ABC):
     def rows(self, a: Tensor, first: int, count: int) -> Tensor:
         """Rows first ... first+count-1 of dimension 1, as a view."""
         if not 0 <= first <= first + count <= a.ne[1]:
-            raise UsageError(f"rows {first} to {first + count} are outside of {a.ne}")
+            raise UsageError(
+                f"rows {first} to {first + count} are outside of {a.ne}: dimension 1 has {a.ne[1]}"
+            )
         return self.view(a, (a.ne[0], count, a.ne[2], a.ne[3]), offset=first * a.nb[1])
 
     def columns(self, a: Tensor, first: int, count: int) -> Tensor:
         """Elements first ... first+count-1 of each row, as a view."""
         if not 0 <= first <= first + count <= a.ne[0] or first % a.type.block:
-            raise UsageError(f"columns {first} to {first + count} are outside of {a.ne}")
+            raise UsageError(
+                f"columns {first} to {first + count} are outside of {a.ne}: give whole blocks of "
+                f"{a.type.block} of its {a.ne[0]}"
+            )
         return self.view(a, (count, *a.ne[1:]), offset=first // a.type.block * a.type.size)
 
     def cont(self, a: Tensor) -> Tensor:

@@ -107,7 +107,9 @@ class Tensor:
     def check_open(self) -> None:
         """Raise ClosedError when the memory behind this tensor is gone."""
         if self.owner is not None and self.owner.closed:
-            raise ClosedError(f"tensor {self.name!r} was used after its owner was closed")
+            raise ClosedError(
+                f"tensor {self.name!r} was used after its owner was closed: read it before"
+            )
 
     @property
     def is_readable(self) -> bool:
@@ -141,13 +143,15 @@ class Tensor:
     def read_rows(self, first: int, count: int) -> npt.NDArray[np.uint8]:
         """Raw bytes of `count` rows of a contiguous matrix, shape (count, bytes of a row)."""
         if not 0 <= first <= first + count <= self.ne[1] * self.ne[2] * self.ne[3]:
-            raise UsageError(f"rows {first} to {first + count} are outside of {self.ne}")
+            raise UsageError(
+                f"rows {first} to {first + count} are outside of {self.ne}: choose them among those"
+            )
         if not self.is_contiguous:
             raise UsageError(f"tensor {self.name!r} is a permuted view: its rows cannot be read")
         if not self.is_readable:
             raise UsageError(
                 f"tensor {self.name!r} lies in {self.buffer_name} memory in a layout that cannot "
-                f"be read back"
+                "be read back: read it from the model's file"
             )
         row = self.type.row_bytes(self.ne[0])
         out = np.empty((count, row), dtype=np.uint8)
@@ -175,5 +179,8 @@ class Tensor:
     def _graph_with(self, other: Tensor) -> Graph:
         graph = self.graph or other.graph
         if graph is None:
-            raise UsageError(f"{self.name!r} and {other.name!r} belong to no graph")
+            raise UsageError(
+                f"{self.name!r} and {other.name!r} belong to no graph: one of them must come from "
+                "a graph"
+            )
         return graph

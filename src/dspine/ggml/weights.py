@@ -103,7 +103,9 @@ class WeightStore:
         size = capacity * lib.ggml_tensor_overhead()
         context = lib.ggml_init(InitParams(size, None, True))
         if not context:
-            raise CapacityError(f"{size} bytes for {capacity} tensor headers are not available")
+            raise CapacityError(
+                f"{size} bytes for {capacity} tensor headers are not available: free memory"
+            )
         self._context: int = context
         self._free_context = weakref.finalize(self, lib.ggml_free, context)
         self._buffer: int | None = None
@@ -130,11 +132,16 @@ class WeightStore:
                 self._tensors[name] = packed.declare(name, type_name, ne)
                 return self._tensors[name]
         if self._buffer is not None:
-            raise UsageError(f"{name!r} was declared after the store was allocated")
+            raise UsageError(
+                f"{name!r} was declared after the store was allocated: declare it before"
+            )
         if name in self._tensors:
-            raise UsageError(f"{name!r} was declared twice")
+            raise UsageError(f"{name!r} was declared twice: give it another name")
         if len(self._tensors) >= self._capacity:
-            raise UsageError(f"the store was made for {self._capacity} tensors, {name!r} is more")
+            raise UsageError(
+                f"the store was made for {self._capacity} tensors, {name!r} is more: raise its "
+                "capacity"
+            )
         if not 1 <= len(ne) <= 4 or any(n < 1 for n in ne):
             raise UsageError(f"{name!r} has shape {ne}: 1 to 4 positive dimensions are needed")
         kind = type_by_name(type_name)
@@ -159,7 +166,8 @@ class WeightStore:
         if not buffer:
             need = sum(t.byte_size for t in self._tensors.values())
             raise CapacityError(
-                f"{need / 2**20:.1f} MiB of tensors do not fit on {self.backend.device.name}"
+                f"{need / 2**20:.1f} MiB of tensors do not fit on {self.backend.device.name}: "
+                "free memory there, or use a smaller drafter file (`dspine quantize`)"
             )
         lib.ggml_backend_buffer_set_usage(buffer, _USAGE_WEIGHTS)
         self._buffer = buffer
@@ -173,13 +181,13 @@ class WeightStore:
             self._packed.write(name, data, first_row)
             return
         if self._buffer is None:
-            raise UsageError(f"{name!r} was written before allocate()")
+            raise UsageError(f"{name!r} was written before allocate(): call allocate() first")
         flat = np.ascontiguousarray(data)
         offset = first_row * tensor.nb[1]
         if offset < 0 or flat.nbytes % tensor.nb[1] or offset + flat.nbytes > tensor.byte_size:
             raise UsageError(
                 f"{flat.nbytes} bytes at row {first_row} do not fit {name!r}, which has "
-                f"{tensor.byte_size} bytes in rows of {tensor.nb[1]}"
+                f"{tensor.byte_size} bytes in rows of {tensor.nb[1]}: write whole rows within it"
             )
         if flat.nbytes:
             functions().ggml_backend_tensor_set(
@@ -197,7 +205,7 @@ class WeightStore:
     def __getitem__(self, name: str) -> Tensor:
         self._check_open()
         if name not in self._tensors:
-            raise UsageError(f"the store has no tensor {name!r}")
+            raise UsageError(f"the store has no tensor {name!r}: declare it first")
         return self._tensors[name]
 
     def __contains__(self, name: str) -> bool:
@@ -233,4 +241,4 @@ class WeightStore:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ClosedError("the weight store was used after it was closed")
+            raise ClosedError("the weight store was used after it was closed: make a new one")

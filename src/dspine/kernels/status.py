@@ -115,7 +115,9 @@ def _check_runs(path: Path, family: str) -> None:
     try:
         plug_in.choose(plug_in.families(path), family)
     except LibraryError as error:
-        raise LibraryError(f"{SWITCH}={family}: {error}") from error
+        raise LibraryError(
+            f"{SWITCH}={family}: {error}; {SWITCH}=off computes with ggml's kernels"
+        ) from error
 
 
 def _unusable() -> Status | None:

@@ -130,7 +130,7 @@ class Batch:
         if not sequences:
             raise UsageError("a row needs at least one sequence")
         if len(set(sequences)) != len(sequences):
-            raise UsageError(f"sequences {list(sequences)} name one twice")
+            raise UsageError(f"sequences {list(sequences)} name one twice: name each once")
         for sequence in sequences:
             self._check_span(sequence, position, 1)
         for sequence in sequences:
@@ -233,7 +233,9 @@ def _check_token(lowest: int, highest: int) -> None:
     if lowest < 0:
         raise UsageError(f"token id {lowest} is negative: ids start at 0")
     if highest > _LARGEST:
-        raise UsageError(f"token id {highest} is larger than any vocabulary")
+        raise UsageError(
+            f"token id {highest} is larger than any vocabulary: give ids of the target's vocabulary"
+        )
 
 
 def _pointer(array: Any, kind: Any) -> Any:

@@ -141,7 +141,7 @@ class Context:
         if not pointer:
             raise CapacityError(
                 f"a context of {self.n_ctx} tokens for {self.n_sequences} sequence(s) cannot be "
-                f"made: {capture.reason(mark)}"
+                f"made: {capture.reason(mark)}; choose a smaller one (-c) or free memory"
             )
         handle.retain()
         self._pointer_value: int = pointer
@@ -210,7 +210,10 @@ class Context:
         """float32 view (vocab,) on the logits of batch row `row`, valid until the next decode."""
         address = self._native.logits_row(self._pointer(), self._output_row(row))
         if not address:
-            raise LibraryError(f"the library gave no logits for row {row}")
+            raise LibraryError(
+                f"the library gave no logits for row {row}: decode again, or look at the library "
+                "with `dspine doctor`"
+            )
         return self._logits_views[row].at(address)
 
     def argmax(self, row: int) -> int:
@@ -243,7 +246,10 @@ class Context:
             raise UsageError("hidden states were not asked for: make the context with embeddings")
         address = self._native.hidden_row(self._pointer(), self._output_row(row))
         if not address:
-            raise LibraryError(f"the library gave no hidden state for row {row}")
+            raise LibraryError(
+                f"the library gave no hidden state for row {row}: decode again, or look at the "
+                "library with `dspine doctor`"
+            )
         return float_view(address, self._output_size)
 
     def features(self, first: int, count: int) -> npt.NDArray[np.float32]:
@@ -265,7 +271,7 @@ class Context:
         if place < 0 or place + count > len(out.rows) or out.rows.shape[1] != self._tapped_size:
             raise UsageError(
                 f"{count} feature rows of {self._tapped_size} at row {place} do not fit into "
-                f"{out.rows.shape}"
+                f"{out.rows.shape}: make the buffer larger"
             )
         self._tapped(first, count).copy(first, count, out, place)
 
@@ -341,8 +347,8 @@ class Context:
             )
         if batch.highest_token >= self._vocab_size:
             raise UsageError(
-                f"token id {batch.highest_token} is outside the vocabulary of "
-                f"{self._vocab_size} tokens"
+                f"token id {batch.highest_token} is outside the vocabulary of {self._vocab_size} "
+                "tokens: tokenize the text with this target"
             )
         if self._equal_rows and len(batch.spans) > 1 and not batch.has_equal_parts:
             # In pieces of equal length the library would come to the rows in another order.
@@ -372,8 +378,11 @@ class Context:
                 f"{self.n_sequences} sequence(s): free sequences or make the context larger"
             )
         if code == _ABORTED:
-            return LibraryError("the decode was aborted before it was complete")
-        return LibraryError(f"the library failed to decode {size} rows (code {code}): {reason}")
+            return LibraryError("the decode was aborted before it was complete: decode it again")
+        return LibraryError(
+            f"the library failed to decode {size} rows (code {code}): {reason}; look at the "
+            "library with `dspine doctor`"
+        )
 
 
 def _release(api: Any, pointer: int, handle: Handle) -> None:

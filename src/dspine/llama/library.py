@@ -110,7 +110,9 @@ def _requested_folder(path: Path | None) -> Path | None:
             return None
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
-        raise LibraryError(f"{origin} names {path}, which does not exist")
+        raise LibraryError(
+            f"{origin} names {path}, which does not exist: name the folder of a llama.cpp build"
+        )
     if library_file(folder, "llama") is None:
         raise LibraryError(
             f"{origin} names {folder}, which has no {shared_library_name('llama')}: name the "

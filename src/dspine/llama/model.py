@@ -219,7 +219,7 @@ def check_file(path: Path) -> None:
         shown = start[:8].hex(" ") or "nothing"
         raise FileError(
             f"{path} is not a GGUF file (it begins with {shown}, not with 47 47 55 46): targets "
-            f"must be in llama.cpp's GGUF format"
+            "must be in llama.cpp's GGUF format, convert it or name another"
         )
     if len(start) < 24:
         raise FileError(f"{path} is cut off after {len(start)} bytes: download it again")
@@ -244,17 +244,21 @@ def _check_header(path: Path) -> Header | None:
     if header.num_layers is not None and not 1 <= header.num_layers <= MOST_LAYERS:
         raise FileError(
             f"{path} says that it has {header.num_layers} layers, possible are 1 to "
-            f"{MOST_LAYERS}: the file is damaged"
+            f"{MOST_LAYERS}: the file is damaged, download it again"
         )
     return header
 
 
 def _check_kind(api: Any, pointer: int, path: Path) -> None:
     if api.llama_model_has_encoder(pointer) or not api.llama_model_has_decoder(pointer):
-        raise FileError(f"{path} has an encoder: targets must be decoder-only language models")
+        raise FileError(
+            f"{path} has an encoder: targets must be decoder-only language models, choose another "
+            "model"
+        )
     if api.llama_model_is_diffusion(pointer):
         raise FileError(
-            f"{path} is a diffusion language model: it does not generate token after token"
+            f"{path} is a diffusion language model: it does not generate token after token, "
+            "choose another model"
         )
     if api.llama_vocab_type(api.llama_model_get_vocab(pointer)) == _VOCAB_TYPE_NONE:
         raise FileError(f"{path} has no tokenizer: convert it again with its vocabulary")

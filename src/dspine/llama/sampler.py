@@ -91,7 +91,8 @@ class SamplerChain:
         self._check_open()
         if not 0 <= token < self._n_vocab:
             raise UsageError(
-                f"token id {token} is outside the vocabulary of {self._n_vocab} tokens"
+                f"token id {token} is outside the vocabulary of {self._n_vocab} tokens: tokenize "
+                "the text with this target"
             )
         self._history.append(token)
         for step in self._history_steps:
@@ -124,7 +125,8 @@ class SamplerChain:
         self._check_open()
         if logits.shape != (self._n_vocab,):
             raise UsageError(
-                f"the row has shape {logits.shape}, the chain is for {self._n_vocab} tokens"
+                f"the row has shape {logits.shape}, the chain is for {self._n_vocab} tokens: give "
+                "the logits of its target"
             )
         changed = self._with_bias_and_history(logits)
         peak = float(changed.max())
@@ -133,7 +135,10 @@ class SamplerChain:
                 raise UsageError(
                     "the logit bias and the constraint together forbid every token: relax one"
                 )
-            raise LibraryError("the target's logits contain values that are not numbers")
+            raise LibraryError(
+                "the target's logits contain values that are not numbers: copy or download its "
+                "file again"
+            )
         self._fill(self._contenders(changed), changed)
         for name, step in self._late:
             if name == "typ_p":
@@ -259,7 +264,9 @@ class SamplerChain:
     def _make(self, name: str, *arguments: Any) -> int:
         sampler = self._calls.make[name](*arguments)
         if not sampler:
-            raise LibraryError(f"the library could not make its sampler {name}")
+            raise LibraryError(
+                f"the library could not make its sampler {name}: leave that step out of --samplers"
+            )
         self._owned.append(sampler)
         return int(sampler)
 

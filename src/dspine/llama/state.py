@@ -64,7 +64,8 @@ class State:
             )
             if not written:
                 raise LibraryError(
-                    f"the state of sequence {sequence} cannot be saved: {capture.reason(mark)}"
+                    f"the state of sequence {sequence} cannot be saved: {capture.reason(mark)}; "
+                    "free memory, or answer without a drafter (--proposer none)"
                 )
             self._buffers[sequence] = (buffer, written)
         self._positions[sequence] = next_position
@@ -90,7 +91,7 @@ class State:
         self._check(sequence)
         position = self._positions.get(sequence)
         if position is None:
-            raise UsageError(f"sequence {sequence} has no checkpoint to return to")
+            raise UsageError(f"sequence {sequence} has no checkpoint to return to: save one first")
         pointer = self._pointer()
         if self._is_recurrent and position > 0:
             buffer, written = self._buffers[sequence]
@@ -100,7 +101,8 @@ class State:
                 pointer, buffer, written, sequence, self._flags
             ):
                 raise LibraryError(
-                    f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}"
+                    f"the state of sequence {sequence} cannot be restored: "
+                    f"{capture.reason(mark)}; begin the text anew"
                 )
         return self._cut_to(sequence, position)
 
@@ -150,7 +152,8 @@ class State:
             memory = self._api.llama_get_memory(pointer)
             self._api.llama_memory_seq_rm(memory, sequence, 0, -1)
             raise UsageError(
-                f"{len(data)} bytes of saved state do not fit this context: {capture.reason(mark)}"
+                f"{len(data)} bytes of saved state do not fit this context: "
+                f"{capture.reason(mark)}; load it with the settings that it was saved with"
             )
         return self._next(sequence)
 
@@ -161,7 +164,10 @@ class State:
         mark = capture.mark()
         written = self._api.llama_state_seq_get_data_ext(pointer, buffer, size, sequence, flags)
         if not written:
-            raise LibraryError(f"sequence {sequence} cannot be saved: {capture.reason(mark)}")
+            raise LibraryError(
+                f"sequence {sequence} cannot be saved: {capture.reason(mark)}; free memory, or "
+                "answer without a drafter (--proposer none)"
+            )
         return bytes(memoryview(buffer)[:written])
 
     def _write(self, sequence: int, data: bytes, flags: int) -> None:
@@ -171,14 +177,15 @@ class State:
             self._pointer(), buffer, len(data), sequence, flags
         ):
             raise LibraryError(
-                f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}"
+                f"the state of sequence {sequence} cannot be restored: {capture.reason(mark)}; "
+                "begin the text anew"
             )
 
     def _cut_to(self, sequence: int, position: int) -> int:
         if not self._cut(sequence, position) or self._next(sequence) != position:
             raise LibraryError(
                 f"sequence {sequence} cannot return to its first {position} tokens: not all of "
-                f"them are in memory any more"
+                "them are in memory any more, begin the text anew"
             )
         return position
 
@@ -187,7 +194,8 @@ class State:
         if free is not None and needed > free:
             raise CapacityError(
                 f"a copy of the target's state needs {needed / 2**20:.0f} MiB and "
-                f"{free / 2**20:.0f} MiB of memory are free"
+                f"{free / 2**20:.0f} MiB of memory are free: free memory, or answer without a "
+                "drafter (--proposer none)"
             )
 
     def _next(self, sequence: int) -> int:

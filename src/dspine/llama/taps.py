@@ -82,10 +82,11 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
         if tap + 1 >= num_layers:
             raise UsageError(
                 f"the output of layer {tap} cannot be read: of the {num_layers} layers of this "
-                f"target only 0 to {num_layers - 2} can be tapped"
+                f"target only 0 to {num_layers - 2} can be tapped: choose one of these, or the "
+                "drafter that belongs to this target"
             )
     if len(set(taps)) != len(taps):
-        raise UsageError(f"taps {list(taps)} name a layer twice")
+        raise UsageError(f"taps {list(taps)} name a layer twice: name each layer once")
 
 
 class LayerInputTaps:
@@ -141,7 +142,10 @@ class LayerInputTaps:
 
     @staticmethod
     def _no_buffer(layer: int) -> LibraryError:
-        return LibraryError(f"the library gave no buffer for tap {layer - 1}")
+        return LibraryError(
+            f"the library gave no buffer for tap {layer - 1}: decode rows before they are read, "
+            "or answer without a drafter (--proposer ngram)"
+        )
 
 
 class CallbackTaps:
@@ -173,8 +177,8 @@ class CallbackTaps:
         if self._filled[index] < count:
             raise UsageError(
                 f"layer {self._taps[index]} of this target does not show its output "
-                f"({self._filled[index]} of {count} rows appeared as "
-                f"l_out-{self._taps[index]}): its architecture cannot be tapped"
+                f"({self._filled[index]} of {count} rows appeared as l_out-{self._taps[index]}): "
+                "its architecture cannot be tapped, answer without a drafter (--proposer ngram)"
             )
         return self._buffers[index][:count]
 

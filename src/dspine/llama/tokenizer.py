@@ -56,7 +56,10 @@ class Tokenizer:
             if count >= 0:
                 return tokens[:count]
             if -count <= room:
-                raise UsageError(f"a text of {len(data)} bytes is too long to be tokenized at once")
+                raise UsageError(
+                    f"a text of {len(data)} bytes is too long to be tokenized at once: give it in "
+                    "pieces"
+                )
             room = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -103,5 +106,6 @@ class Tokenizer:
     def _check(self, token: int) -> None:
         if not 0 <= token < self.vocab_size:
             raise UsageError(
-                f"token id {token} is outside the vocabulary of {self.vocab_size} tokens"
+                f"token id {token} is outside the vocabulary of {self.vocab_size} tokens: "
+                "tokenize the text with this target"
             )

@@ -102,7 +102,10 @@ class _Reader:
         ]
         embedding = next((w for w in weights if w.name == "token_embd.weight"), None)
         if embedding is None:
-            raise FileError(f"{self._path} has no token_embd.weight: it is not a language model")
+            raise FileError(
+                f"{self._path} has no token_embd.weight: it is not a language model, name the "
+                "target's own GGUF"
+            )
         heads = self._per_layer("attention.head_count", blocks)
         head = self._number("attention.key_length") or hidden // max(1, *heads)
         queries = (w.ne[1] for w in weights if w.name.endswith("attn_q.weight"))
@@ -205,7 +208,10 @@ class _Reader:
     def _required(self, key: str) -> int:
         value = self._number(key)
         if value < 1:
-            raise FileError(f"{self._path} has no usable {self._arch}.{key}: it is not a target")
+            raise FileError(
+                f"{self._path} has no usable {self._arch}.{key}: it is not a target, name the "
+                "target's own GGUF"
+            )
         return value
 
     def _number(self, key: str) -> int:

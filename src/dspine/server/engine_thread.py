@@ -342,7 +342,8 @@ def _as_sentence(error: Exception) -> DspineError:
     if isinstance(error, DspineError):
         return error
     return LibraryError(
-        f"the engine failed ({type(error).__name__}: {error}): the log above says where"
+        f"the engine failed ({type(error).__name__}: {error}): the log above says where, start it "
+        "again"
     )
 
 

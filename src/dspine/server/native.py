@@ -133,7 +133,10 @@ async def detokenize(request: Request) -> Response:
     wrong = next((t for t in body.tokens if t >= tokenizer.vocab_size), None)
     if wrong is not None:
         raise RequestError(
-            400, f"token {wrong} is outside the vocabulary of {tokenizer.vocab_size}", "tokens"
+            400,
+            f"token {wrong} is outside the vocabulary of {tokenizer.vocab_size}: send ids that "
+            "/tokenize gave",
+            "tokens",
         )
     text = b"".join(tokenizer.piece(token, special=True) for token in body.tokens)
     return JSONResponse({"content": text.decode("utf-8", "replace")})

@@ -142,7 +142,7 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if taken:
         raise RequestError(
             400,
-            f"chat_template_kwargs names {', '.join(taken)}, which the server gives",
+            f"chat_template_kwargs names {', '.join(taken)}, which the server gives: leave it out",
             "chat_template_kwargs",
         )
     return dict(given or {})
@@ -241,7 +241,11 @@ def _bias(given: dict[str, float] | list[tuple[int, float]] | None) -> list[tupl
     if isinstance(given, list):
         return given
     if not all(key.isdecimal() for key in given):
-        raise RequestError(400, "logit_bias names something that is no token id", "logit_bias")
+        raise RequestError(
+            400,
+            "logit_bias names something that is no token id: use ids that /tokenize gave",
+            "logit_bias",
+        )
     return [(int(key), value) for key, value in given.items()]
 
 
@@ -252,7 +256,11 @@ def _tools(
     style = style_of(defaults.template)
     if not body.tools or body.tool_choice == "none":
         if body.tool_choice not in (None, "none", "auto"):
-            raise RequestError(400, "tool_choice asks for a call, but there are no tools", "tools")
+            raise RequestError(
+                400,
+                "tool_choice asks for a call, but there are no tools: send tools, or leave it out",
+                "tools",
+            )
         return [], style
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
     if isinstance(body.tool_choice, ToolChoice) or body.tool_choice == "required":
@@ -270,7 +278,8 @@ def _chosen(tools: Sequence[Tool], choice: ToolChoice | str) -> list[Tool]:
     if not found:
         raise RequestError(
             400,
-            f"tool_choice names {choice.function.name!r}, which is none of the tools",
+            f"tool_choice names {choice.function.name!r}, which is none of the tools: name one of "
+            "them",
             "tool_choice",
         )
     return found

@@ -66,7 +66,9 @@ class ChatTemplate:
                 **variables,
             )
         except jinja2.TemplateError as error:
-            raise UsageError(f"the target's chat template refuses this: {error}") from error
+            raise UsageError(
+                f"the target's chat template refuses this: {error}; change the messages"
+            ) from error
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise UsageError(
                 f"the target's chat template cannot use these messages ({error}): "

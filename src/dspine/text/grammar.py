@@ -61,7 +61,7 @@ class GrammarOptions:
             return cls("json-schema", json.dumps(dict(value)))
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"the JSON schema holds something that JSON has no form for: {error}"
+                f"the JSON schema holds something that JSON has no form for: {error}; take it out"
             ) from error
 
     @classmethod
@@ -135,5 +135,7 @@ def _unescape(match: re.Match[str]) -> str:
         return match[0]
     code = int(digits, 16)
     if code >= 0x110000 or 0xD800 <= code < 0xE000:
-        raise UsageError(f"the GBNF grammar has {match[0]}: no character has that number")
+        raise UsageError(
+            f"the GBNF grammar has {match[0]}: no character has that number, correct it"
+        )
     return chr(code) if code >= 0x80 else f"\\x{code:02x}"

@@ -264,12 +264,19 @@ def _check(options: FeatureOptions) -> None:
         if getattr(options, name) < 1:
             raise UsageError(f"{name} is {getattr(options, name)}: it must be at least 1")
     if options.max_tokens < 2:
-        raise UsageError("max_tokens is 1: a sequence needs a token and the one after it")
+        raise UsageError(
+            "max_tokens is 1: a sequence needs a token and the one after it, give at least 2"
+        )
     check_weights(options.weights)
     if options.sources and options.prompts is None:
-        raise UsageError("sources can only be chosen when the prompt file is named")
+        raise UsageError(
+            "sources can only be chosen when the prompt file is named: name it with --prompts FILE"
+        )
     if options.held_out is not None and options.held_out.resolve() == options.output.resolve():
-        raise UsageError(f"{options.output} cannot hold both the training and the held-out part")
+        raise UsageError(
+            f"{options.output} cannot hold both the training and the held-out part: name another "
+            "folder for one of them"
+        )
 
 
 def _done(options: FeatureOptions, taps: Sequence[int], fingerprint: str) -> tuple[set[str], int]:

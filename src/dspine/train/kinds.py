@@ -61,7 +61,9 @@ def build(config: DrafterConfig) -> DrafterModule:
         return DFlash2Module(config)
     if isinstance(config, DFlashConfig):
         return DFlashModule(config)
-    raise TrainingError(f"drafters of kind {config.kind!r} cannot be trained by this dspine")
+    raise TrainingError(
+        f"drafters of kind {config.kind!r} cannot be trained by this dspine: run it as it is"
+    )
 
 
 def load(config: DrafterConfig, tensors: Mapping[str, Array | StoredTensor]) -> DrafterModule:

@@ -32,7 +32,8 @@ class Chain:
         if first_row.shape != (k,) or table.shape != (slots - 1, k, k):
             raise UsageError(
                 f"{slots} slots of {k} candidates need a first row of ({k},) and a table of "
-                f"({slots - 1}, {k}, {k}), not {first_row.shape} and {table.shape}"
+                f"({slots - 1}, {k}, {k}), not {first_row.shape} and {table.shape}: give arrays "
+                "of these shapes"
             )
         self.candidates, self.first_row, self.table = candidates, first_row, table
         plug_in, arrays = kernels.installed(), (candidates, first_row, table)

@@ -77,7 +77,7 @@ class ContextCache:
         window = self._window
         end = position + count
         if position < 0:
-            raise UsageError(f"context position {position} is negative")
+            raise UsageError(f"context position {position} is negative: positions start at 0")
         if window is None and position > self.length:
             raise UsageError(
                 f"context rows start at position {position}, but only {self.length} are "

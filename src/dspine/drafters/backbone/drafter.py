@@ -124,7 +124,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
             file = read_drafter(file)
         if type(file.config) is not cls.config_type:
             raise UsageError(
-                f"{file.path} is a {file.config.kind} drafter, not a {cls.config_type.kind} one"
+                f"{file.path} is a {file.config.kind} drafter, not a {cls.config_type.kind} one: "
+                "open it with open_drafter"
             )
         embedding, head = target_tensors(target)
         own = {name: host_tensor(tensor) for name, tensor in file.own_tables.items()}
@@ -235,7 +236,10 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         """One feature that is not a number would spoil every later block: all are forgotten."""
         for seq in seqs:
             self._cache(seq).empty()
-        return UsageError(f"{error}: the target's features or the drafter's weights are not")
+        return UsageError(
+            f"{error}: the target's features or the drafter's weights are not: copy or make the "
+            "drafter's file again"
+        )
 
     def truncate(self, seq: int, length: int) -> None:
         """Forget context positions from `length` on."""
@@ -326,13 +330,13 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the drafter was used after it was closed")
+            raise ClosedError("the drafter was used after it was closed: open it again")
 
     def _cache(self, seq: int) -> ContextCache:
         cache = self._caches.get(seq)
         if cache is None:
             if seq < 0:
-                raise UsageError(f"sequence {seq} is negative")
+                raise UsageError(f"sequence {seq} is negative: sequences start at 0")
             cache = ContextCache(self._backend, self.config, self.n_ctx, self._cache_type)
             self._caches[seq] = cache
         return cache
@@ -371,14 +375,15 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
             raise UsageError(f"width is {width}: this drafter drafts 2 to {self.block_size}")
         if not 0 <= anchor < self.config.vocab_size:
             raise UsageError(
-                f"anchor {anchor} is outside of the vocabulary of {self.config.vocab_size}"
+                f"anchor {anchor} is outside of the vocabulary of {self.config.vocab_size}: give "
+                "a token of its target"
             )
         cache = self._cache(seq)
         needed = self.first_visible(cache.length)
         if cache.start > needed:
             raise UsageError(
                 f"a block at position {cache.length} sees context from {needed} on, but rows "
-                f"before {cache.start} were never added"
+                f"before {cache.start} were never added: add them first"
             )
         return cache
 

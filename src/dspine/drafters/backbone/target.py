@@ -32,7 +32,10 @@ def target_tensors(target: Model) -> tuple[Tensor | HostTensor, Tensor | HostTen
     """
     embedding = _find(target, _EMBEDDING)
     if embedding is None:
-        raise FileError(f"the target {target.path} has no {_EMBEDDING}: it cannot be drafted for")
+        raise FileError(
+            f"the target {target.path} has no {_EMBEDDING}: it cannot be drafted for, answer "
+            "without a drafter (--proposer ngram)"
+        )
     return embedding, _find(target, _HEAD) or embedding
 
 

@@ -231,14 +231,17 @@ def _checked(
     host: dict[str, HostTensor] = {}
     for spec in tensor_specs(config):
         if spec.gguf_name not in tensors:
-            raise FileError(f"the drafter has no tensor {spec.gguf_name}: the file is incomplete")
+            raise FileError(
+                f"the drafter has no tensor {spec.gguf_name}: the file is incomplete, copy or "
+                "convert it again"
+            )
         given = tensors[spec.gguf_name]
         tensor = given if isinstance(given, HostTensor) else HostTensor.from_numpy(given)
         expected = spec.shape[::-1]
         if _trimmed(tensor.ne) != _trimmed(expected):
             raise FileError(
                 f"drafter tensor {spec.gguf_name} has shape {tensor.ne}, its configuration says "
-                f"{expected}"
+                f"{expected}: copy or convert it again"
             )
         host[spec.gguf_name] = tensor
     return host
@@ -255,8 +258,9 @@ def _check_table(what: str, config: DrafterConfig, tensor: Tensor | HostTensor, 
     hidden, vocab = tensor.ne[0], tensor.ne[1]
     if hidden != config.hidden_size or vocab < rows:
         raise FileError(
-            f"the target's {what} has {vocab} rows of {hidden}, the drafter needs "
-            f"{rows} rows of {config.hidden_size}: it belongs to another target"
+            f"the target's {what} has {vocab} rows of {hidden}, the drafter needs {rows} rows of "
+            f"{config.hidden_size}: it belongs to another target, name the target that it was "
+            "trained for"
         )
 
 
@@ -265,16 +269,20 @@ def _checked_vocab(
 ) -> npt.NDArray[np.int32] | None:
     if vocab is None:
         if config.draft_vocab_size is not None:
-            raise FileError("the drafter has a reduced vocabulary but no d2t tensor")
+            raise FileError(
+                "the drafter has a reduced vocabulary but no d2t tensor: convert it again"
+            )
         return None
     ids = np.ascontiguousarray(vocab, dtype=np.int32).reshape(-1)
     if ids.size != config.draft_vocab_size:
         raise FileError(
-            f"d2t names {ids.size} tokens, the configuration says {config.draft_vocab_size}"
+            f"d2t names {ids.size} tokens, the configuration says {config.draft_vocab_size}: "
+            "convert it again"
         )
     if ids.min() < 0 or ids.max() >= config.vocab_size or np.unique(ids).size != ids.size:
         raise FileError(
-            f"d2t must name different tokens from 0 to {config.vocab_size - 1}: it is damaged"
+            f"d2t must name different tokens from 0 to {config.vocab_size - 1}: it is damaged, "
+            "copy or convert it again"
         )
     return ids
 
