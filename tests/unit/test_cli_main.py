@@ -104,6 +104,15 @@ def test_a_closed_pipe_is_quiet(
         (["nothing"], "No such command 'nothing'; see `dspine --help`"),
         (["inspect"], "Missing argument 'FILE'; see `dspine inspect --help`"),
         (["inspect", "--loud", "x"], "No such option '--loud'; see `dspine inspect --help`"),
+        (["runn"], "No such command 'runn': did you mean 'run'?"),
+        (["run", "--plai", "x"], "No such option '--plai': did you mean '--plain'?"),
+        (
+            ["run", "--preson", "x"],
+            (
+                "No such option '--preson' (did you mean one of: '--json', '--prompt', "
+                "'--session'?); see `dspine run --help`"
+            ),
+        ),
     ],
 )
 def test_a_wrong_command_line_points_to_its_help(

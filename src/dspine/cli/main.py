@@ -105,5 +105,9 @@ def complain(sentence: str, code: int) -> int:
 
 def usage_sentence(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
+    message = message.replace(". Did you mean ", ": did you mean ")
+    message = message.replace(". (Did you mean ", " (did you mean ")
+    if message.endswith("?"):
+        return message
     context = getattr(error, "ctx", None)
     return f"{message}; see `{context.command_path} --help`" if context else message
