@@ -181,8 +181,10 @@ def test_narrow_and_dark(
     phone.locator(".message.assistant footer").wait_for()
     width = phone.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
+    assert not phone.locator("#panel").is_visible()  # there is no room beside the answer
     phone.get_by_role("button", name="Panel").click()
-    assert not phone.locator("#panel").is_visible()
+    assert phone.locator("#panel").is_visible()
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
     phone.screenshot(path=tmp_path / "phone.png")
     phone.close()
 
@@ -192,3 +194,86 @@ def test_the_keyboard_is_enough(page: sync_api.Page) -> None:  # type: ignore[na
     page.keyboard.press("Enter")
     page.locator(".message.assistant footer").wait_for()
     assert page.evaluate("document.activeElement.id") == "question"
+
+
+def test_a_long_answer_is_followed_to_its_end_unless_the_reader_scrolls_away(
+    page: sync_api.Page,  # type: ignore[name-defined]
+    site: Site,
+) -> None:
+    page.set_viewport_size({"width": 900, "height": 500})
+    site.target.next_token = says("line\n" * 160)  # a chunk may have many lines
+    ask(page)
+    page.locator(".message.assistant footer").wait_for()
+    left = "(log => log.scrollHeight - log.scrollTop - log.clientHeight)(messages)"
+    assert page.evaluate(left) < 60
+    page.evaluate("messages.scrollTop = 0")
+    page.wait_for_function(f"{left} > 1000")
+    page.get_by_role("button", name="Answer again").click()
+    page.locator(".message.assistant footer").wait_for()
+    assert page.evaluate("messages.scrollTop") < 60
+
+
+def test_a_cut_answer_says_so_and_drafting_may_change_between_two_answers(
+    page: sync_api.Page,  # type: ignore[name-defined]
+) -> None:
+    page.get_by_label("Tokens at most").fill("12")
+    ask(page)
+    footers = page.locator(".message.assistant footer")
+    footers.first.wait_for()
+    assert "cut at the limit" in footers.first.inner_text()
+    page.get_by_label("Draft", exact=True).uncheck()
+    page.get_by_label("Tokens at most").fill("200")
+    ask(page, "And then?")
+    footers.nth(1).wait_for()
+    assert "cut" not in footers.nth(1).inner_text()
+    assert page.locator("#rate").inner_text() == "nothing drafted"
+    assert page.locator(".message.assistant").last.locator(".token.drafted").count() == 0
+
+
+def test_a_question_that_failed_is_not_asked_again_with_the_next_one(
+    page: sync_api.Page,  # type: ignore[name-defined]
+) -> None:
+    ask(page, "x" * 3000)
+    page.locator(".message.fault").wait_for()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "Short")
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "Short"}]
+    page.locator(".message.assistant footer").wait_for()
+
+
+def test_an_answer_that_breaks_off_and_a_server_that_is_gone_are_told(
+    page: sync_api.Page,  # type: ignore[name-defined]
+) -> None:
+    body = 'data: {"choices":[{"index":0,"delta":{"content":"Half"}}]}\n\n'
+    kind = {"content-type": "text/event-stream"}
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=200, headers=kind, body=body)
+    )
+    ask(page)
+    page.locator(".message.fault", has_text="Half\nthe answer broke off").wait_for()
+    page.unroute("**/v1/chat/completions")
+    page.route("**/*", lambda route: route.abort())
+    ask(page, "Again")
+    page.locator(".message.fault", has_text="the server cannot be reached").wait_for()
+    page.locator("#state", has_text="not reachable").wait_for()
+    page.unroute("**/*")
+    page.locator("#state", has_text="ready").wait_for()
+
+
+def test_a_touch_keyboard_makes_new_lines(
+    browser: sync_api.Browser,  # type: ignore[name-defined]
+    site: Site,
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True
+    )
+    phone = context.new_page()
+    phone.goto(site.address)
+    phone.get_by_text("ready").wait_for()
+    phone.get_by_label("Question").fill("One")
+    phone.get_by_label("Question").press("Enter")
+    assert phone.get_by_label("Question").input_value() == "One\n"
+    phone.get_by_role("button", name="Send").tap()
+    phone.locator(".message.assistant footer").wait_for()
+    assert phone.evaluate("document.activeElement.id") != "question"
+    context.close()

@@ -137,6 +137,52 @@ def test_other_origins_only_as_configured() -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
+def test_a_client_in_a_browser_may_send_headers_of_its_own() -> None:
+    with served("Hi.", cors_origins=("https://chat.example",)) as client:
+        wanted = {
+            "Origin": "https://chat.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+        }
+        reply = client.options("/v1/chat/completions", headers=wanted)
+        assert reply.status_code == 200
+        assert "x-stainless-lang" in reply.headers["access-control-allow-headers"]
+
+
+def test_a_model_is_found_by_its_name() -> None:
+    with served("Hi.") as client:
+        listed = client.get("/v1/models").json()["data"][0]
+        assert client.get("/v1/models/fake").json() == listed
+        missing = client.get("/v1/models/other")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["message"] == "there is one model here, fake"
+
+
+def test_a_prompt_beyond_the_context_is_told_in_llama_servers_words() -> None:
+    with served("Hi.", n_ctx=64) as client:
+        error = client.post("/v1/completions", json={"prompt": "x" * 99}).json()["error"]
+    assert (error["type"], error["code"], error["param"]) == (
+        "exceed_context_size_error", 400, "prompt",
+    )  # fmt: skip
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (100, 64)
+    assert "leaves no room" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "told"),
+    [
+        ("127.0.0.1", 70000, "--port is 70000: it must be at most 65535"),
+        ("192.0.2.1", 0, "cannot listen on 192.0.2.1:0 .*: give an address of this machine"),
+        ("no.such.host.invalid", 0, "give an address of this machine with --host"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_told_with_what_to_do(
+    host: str, port: int, told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        bound_socket(host, port)
+
+
 @pytest.mark.parametrize("text", ["chat.example", "https://chat.example/", "null", "https://"])
 def test_an_origin_that_no_browser_sends_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="scheme, host and port"):

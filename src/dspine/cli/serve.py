@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from dspine.server.engine_thread import EngineThread
     from dspine.server.requests import Defaults
 
+_BIND_REMEDIES = {
+    errno.EADDRINUSE: "is a server running there? choose another --port",
+    errno.EACCES: "choose a --port from 1024 on",
+}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -150,20 +155,22 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         made.bind((host, port))
         made.listen(128)
-    except (OSError, OverflowError) as error:
+    except OverflowError:
         made.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"cannot listen on {host}:{port} ({reason}): is a server running there? choose another "
-            f"--port"
-        ) from None
+        raise UsageError(f"--port is {port}: it must be at most 65535") from None
+    except OSError as error:
+        made.close()
+        remedy = _BIND_REMEDIES.get(error.errno or 0, "give an address of this machine with --host")
+        reason = f"cannot listen on {host}:{port} ({error.strerror})"
+        raise UsageError(f"{reason}: {remedy}") from None
     return made
 
 
 def announce(options: Options, listener: socket.socket) -> None:
     """Where it listens, and who can reach it."""
     host, port = listener.getsockname()[:2]
-    click.echo(f"listening on http://{host}:{port}", err=True)
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"listening on http://{shown}:{port}", err=True)
     if host in _LOOPBACK:
         click.echo("only this machine can reach it; --host 0.0.0.0 opens it to others", err=True)
     elif not options.text("api_key"):

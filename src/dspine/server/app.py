@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dspine.engine.engine import Engine
 from dspine.server.engine_thread import EngineThread
-from dspine.server.errors import RequestError, describe, error_response
+from dspine.server.errors import RequestError, describe, error_response, response_of
 from dspine.server.metrics import Metrics
 from dspine.server.requests import Defaults
 
@@ -96,7 +96,8 @@ def make_app(made: Service, routes: Sequence[BaseRoute]) -> Starlette:
                 CORSMiddleware,
                 allow_origins=list(made.options.cors_origins),
                 allow_methods=["GET", "POST", "OPTIONS"],
-                allow_headers=["Authorization", "Content-Type"],
+                # Clients in a browser send headers of their own, such as x-stainless-lang.
+                allow_headers=["*"],
             )
         )
     middleware.append(Middleware(_Guard, service=made))
@@ -185,10 +186,10 @@ class _Guard:
             if has_begun:  # nothing can be said any more
                 log.error("a reply broke off", exc_info=error)
                 return
-            status, message, param = describe(error)
+            status, message, _ = describe(error)
             if status == 500:
                 log.error("%s", message, exc_info=error)
-            await error_response(status, message, param)(scope, receive, send)
+            await response_of(error)(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         if not self._may_enter(scope):

@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from dspine.engine.engine import Engine
 from dspine.engine.events import Event
 from dspine.engine.stats import Stats
-from dspine.errors import CapacityError
 from dspine.server.app import Service, service, watch_disconnect
 from dspine.server.bodies import ChatBody, CompletionBody
 from dspine.server.errors import RequestError, describe, error_body
@@ -82,9 +81,15 @@ async def _answer(
     tokens = await run_in_threadpool(engine.encode, wish.prompt, raw=raw, variables=variables)
     if len(tokens) >= engine.n_ctx:
         fewer = " or a smaller -np" if engine.slots > 1 else ""
-        raise CapacityError(
+        raise RequestError(
+            400,
             f"the prompt has {len(tokens)} tokens and leaves no room for an answer in the context "
-            f"of {engine.n_ctx}: shorten it, or start the server with a larger -c{fewer}"
+            f"of {engine.n_ctx}: shorten it, or start the server with a larger -c{fewer}",
+            "messages" if kind == "chat" else "prompt",
+            # llama-server's words, by which agents know that they should shorten the conversation.
+            type="exceed_context_size_error",
+            n_prompt_tokens=len(tokens),
+            n_ctx=engine.n_ctx,
         )
     if made.options.logs_prompts:
         log.info("prompt %s", json.dumps(wish.prompt, ensure_ascii=False, default=str))

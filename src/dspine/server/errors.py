@@ -22,26 +22,42 @@ _TYPES = {
 
 
 class RequestError(Exception):
-    """A request that cannot be served. `param` names the field at fault."""
+    """A request that cannot be served. `param` names the field at fault, `facts` are more entries
+    of the error.
+    """
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, **facts: str | int
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
+        self.facts = facts
 
 
-def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+def error_body(
+    status: int, message: str, param: str | None = None, **facts: str | int
+) -> dict[str, Any]:
     """OpenAI's and llama-server's shape in one: `code` is the status."""
     kind = _TYPES.get(status, "server_error")
-    return {"error": {"code": status, "message": message, "type": kind, "param": param}}
+    return {"error": {"code": status, "message": message, "type": kind, "param": param, **facts}}
 
 
-def error_response(status: int, message: str, param: str | None = None) -> JSONResponse:
+def error_response(
+    status: int, message: str, param: str | None = None, **facts: str | int
+) -> JSONResponse:
     """The reply; what is unavailable now may be there in a second."""
     headers = {"Retry-After": "1"} if status == 503 else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error_body(status, message, param), status, headers)
+    return JSONResponse(error_body(status, message, param, **facts), status, headers)
+
+
+def response_of(error: BaseException) -> JSONResponse:
+    """The reply to a request that ended with this error."""
+    status, message, param = describe(error)
+    facts = error.facts if isinstance(error, RequestError) else {}
+    return error_response(status, message, param, **facts)
 
 
 def describe(error: BaseException) -> tuple[int, str, str | None]:
@@ -62,6 +78,7 @@ def describe(error: BaseException) -> tuple[int, str, str | None]:
 def _first_fault(error: ValidationError) -> tuple[str, str | None]:
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = ".".join(str(part) for part in fault["loc"])
+    said = fault["msg"].removeprefix("Value error, ")
     more = error.error_count() - 1
     also = f" (and {more} more)" if more else ""
-    return f"{path or 'the body'}: {fault['msg']}{also}", path or None
+    return f"{path or 'the body'}: {said}{also}", path or None

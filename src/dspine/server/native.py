@@ -28,19 +28,30 @@ async def health(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """The one model that is served."""
+    return JSONResponse({"object": "list", "data": [_model(request)]})
+
+
+async def model(request: Request) -> Response:
+    """It by its name, as OpenAI's clients look it up."""
+    entry = _model(request)
+    if request.path_params["name"] != entry["id"]:
+        raise RequestError(404, f"there is one model here, {entry['id']}", "model")
+    return JSONResponse(entry)
+
+
+def _model(request: Request) -> dict[str, Any]:
     made = service(request)
     meta: dict[str, Any] | None = None
     if made.thread.state == "ready":
         engine = made.thread.engine
         meta = {"n_vocab": engine.tokenizer.vocab_size, "n_ctx": engine.n_ctx}
-    entry = {
+    return {
         "id": made.options.alias,
         "object": "model",
         "created": int(made.started),
         "owned_by": "dspine",
         "meta": meta,
     }
-    return JSONResponse({"object": "list", "data": [entry]})
 
 
 async def props(request: Request) -> Response:

@@ -62,6 +62,7 @@ def routes() -> list[Route]:
         Route("/v1/health", native.health),
         Route("/v1/models", native.models),
         Route("/models", native.models),
+        Route("/v1/models/{name:path}", native.model),
         Route("/props", native.props),
         Route("/slots", native.slots),
         Route("/metrics", native.metrics),

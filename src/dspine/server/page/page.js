@@ -6,6 +6,10 @@ const $ = (id) => document.getElementById(id);
 const conversation = []; // {role, content}, as the server reads it
 let running = null; // AbortController of the answer that is made
 let slots = { drafted: [], accepted: [] };
+let following = true; // the end of the conversation, until the reader scrolls away from it
+let asking = null; // timer of the next look at the server
+const touch = matchMedia("(pointer: coarse)").matches;
+const narrow = matchMedia("(max-width: 46rem)").matches;
 
 function element(kind, className, text = "") {
   const made = document.createElement(kind);
@@ -16,9 +20,8 @@ function element(kind, className, text = "") {
 
 function show(message) {
   const log = $("messages");
-  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
   if (!message.isConnected) log.append(message);
-  if (atEnd) log.scrollTop = log.scrollHeight;
+  if (following) log.scrollTop = log.scrollHeight;
 }
 
 function wish(messages) {
@@ -49,6 +52,7 @@ async function answer() {
   let content = "";
   slots = { drafted: [], accepted: [] };
   let finished = null;
+  let reason = "";
   setRunning(new AbortController());
   try {
     for await (const chunk of streamChat(wish(history()), $("key").value, running.signal)) {
@@ -64,23 +68,29 @@ async function answer() {
       }
       count(chunk.dspine);
       if (chunk.timings) finished = chunk.timings;
+      reason = choice?.finish_reason ?? reason;
       show(message);
     }
-    if (finished) report(message, finished);
+    if (!finished) throw new ServerError("the answer broke off");
+    report(message, finished, reason);
   } catch (error) {
     if (error.name !== "AbortError") {
-      const words = error instanceof ServerError ? error.message : "the server cannot be reached";
+      const words = wordsOf(error);
       message.classList.add("fault");
       text.append(content ? `\n${words}` : words);
       show(message);
+      connect(); // it may be gone, or want another key
     }
   } finally {
     setRunning(null);
     if (content) conversation.push({ role: "assistant", content });
-    else message.dataset.empty = "yes";
     $("again").disabled = conversation.length === 0;
-    $("question").focus();
+    if (!touch) $("question").focus(); // where it would not open a keyboard over the answer
   }
+}
+
+function wordsOf(error) {
+  return error instanceof ServerError ? error.message : "the server cannot be reached";
 }
 
 // The tokens of a chunk by who wrote them. Where the text is not just these tokens (thoughts and
@@ -150,7 +160,7 @@ function svg(kind, attributes, text = "") {
   return made;
 }
 
-function report(message, t) {
+function report(message, t, reason) {
   const steps = t.predicted_n - (t.draft_n_accepted ?? 0);
   const speed = `${t.predicted_per_second.toFixed(1)} tokens/s`;
   const length = (t.predicted_n / Math.max(1, steps)).toFixed(2);
@@ -158,13 +168,16 @@ function report(message, t) {
   $("length").textContent = length;
   $("rate").textContent = t.draft_n ? `${t.draft_n_accepted} of ${t.draft_n}` : "nothing drafted";
   $("prompt-speed").textContent = `${t.prompt_n} new, ${t.cache_n} from memory`;
-  message.append(element("footer", "", `${speed}, ${length} tokens a verify`));
+  const cut = reason === "length" ? ", cut at the limit of tokens or context" : "";
+  message.append(element("footer", "", `${speed}, ${length} tokens a verify${cut}`));
   show(message);
 }
 
 function setRunning(controller) {
   running = controller;
   $("stop").hidden = !controller;
+  // A screen reader waits for the whole answer instead of reading token after token.
+  $("messages").setAttribute("aria-busy", String(Boolean(controller)));
   for (const id of ["send", "clear", "measure-plain"]) $(id).disabled = Boolean(controller);
   if (controller) $("again").disabled = true;
 }
@@ -173,6 +186,9 @@ async function send() {
   const question = $("question").value.trim();
   if (!question || running) return;
   $("question").value = "";
+  following = true;
+  // One without an answer is not asked again: templates want question and answer in turn.
+  if (conversation.at(-1)?.role === "user") conversation.pop();
   conversation.push({ role: "user", content: question });
   show(element("div", "message user", question));
   await answer();
@@ -199,7 +215,7 @@ async function measurePlain() {
       }
     }
   } catch (error) {
-    $("plain-speed").textContent = error.name === "AbortError" ? "stopped" : error.message;
+    $("plain-speed").textContent = error.name === "AbortError" ? "stopped" : wordsOf(error);
   } finally {
     setRunning(null);
     $("again").disabled = conversation.length === 0;
@@ -207,6 +223,7 @@ async function measurePlain() {
 }
 
 async function connect() {
+  clearTimeout(asking);
   try {
     await getJson("health");
     const props = await getJson("props", $("key").value);
@@ -217,13 +234,15 @@ async function connect() {
     $("state").title = who.drafting_off ?? "";
   } catch (error) {
     $("state").textContent = error instanceof ServerError ? error.message : "not reachable";
-    setTimeout(connect, 1500);
+    clearTimeout(asking);
+    asking = setTimeout(connect, 1500);
   }
 }
 
 $("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 $("question").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  // A touch keyboard has no other way to a new line.
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch) {
     event.preventDefault();
     send();
   }
@@ -236,10 +255,19 @@ $("clear").addEventListener("click", () => {
   $("messages").replaceChildren();
   $("again").disabled = true;
 });
-$("panel-switch").addEventListener("click", () => {
-  const closed = document.querySelector("main").classList.toggle("closed");
-  $("panel-switch").setAttribute("aria-expanded", String(!closed));
+$("messages").addEventListener("scroll", () => {
+  const log = $("messages");
+  following = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
 });
+function openPanel(open) {
+  document.querySelector("main").classList.toggle("closed", !open);
+  $("panel-switch").setAttribute("aria-expanded", String(open));
+}
+$("panel-switch").addEventListener("click", () => {
+  openPanel(document.querySelector("main").classList.contains("closed"));
+});
+openPanel(!narrow);
+if (touch) $("question").placeholder = "Ask something";
 $("key").addEventListener("change", connect);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
