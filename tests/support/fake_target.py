@@ -218,9 +218,11 @@ class InterruptedTarget(FakeTarget):
 class FakeTargets:
     """Several fake targets as the sequences of one context (`dspine.engine.target.Together`)."""
 
-    def __init__(self, targets: Sequence[FakeTarget], *, n_batch: int = 64) -> None:
+    def __init__(
+        self, targets: Sequence[FakeTarget], *, n_batch: int = 64, mixes: bool = True
+    ) -> None:
         self.targets: Sequence[FakeTarget] = targets
-        self.n_batch = n_batch
+        self.n_batch, self.mixes = n_batch, mixes
         self.decodes: list[dict[int, int]] = []
         """Of every decode of several: rows by sequence."""
         self.failures: list[Exception] = []

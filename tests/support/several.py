@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import dspine
 from dspine.engine.engine import Engine
 from dspine.engine.events import Finish, Step
+from dspine.engine.llama_target import LlamaTargets
+from dspine.engine.scheduler import CHUNK
+from dspine.engine.target import Rows
 
 TOKENS = 32
 
@@ -34,8 +39,14 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Repeat this line four times: the quick brown fox jumps over the lazy dog", {}),
     ("What is 17 + 25?", {"plain": True}),
     ("Tell me a short story about a lighthouse keeper and his cat.", {"seed": 8}),
+    (
+        "Which of these is the odd one out? "
+        + " ".join(f"In year {n} there were {3 * n % 17} ships and one cat." for n in range(12)),
+        {},
+    ),
 )
-"""More than there are slots, so that later ones begin while others answer."""
+"""More than there are slots, so that later ones begin while others answer; the last prompt is read
+in several pieces."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,20 @@ def at_once(
     return [found[index] for index in range(len(requests))], most
 
 
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Of every decode with a piece of a prompt among other rows, how many sequences it had."""
+    decode, found = LlamaTargets.decode, list[int]()
+
+    def counting(self: LlamaTargets, parts: Sequence[Rows]) -> None:
+        if any(part.logits == "none" and len(part.tokens) == CHUNK for part in parts):
+            found.append(len(parts))
+        decode(self, parts)
+
+    with patch.object(LlamaTargets, "decode", counting):
+        yield found
+
+
 def facts(target: Path, drafter: Path, requests: Any, **load: Any) -> list[dict[str, Any]]:
     """For every way to propose what the requests gave alone and at once."""
     rows = []
@@ -117,7 +142,8 @@ def facts(target: Path, drafter: Path, requests: Any, **load: Any) -> list[dict[
             target, drafter, proposer=proposer, parallel=4, n_threads=1, calibrate=False, **load
         ) as engine:
             alone = one_after_the_other(engine, requests)
-            several, most = at_once(engine, requests)
+            with counted() as mixed:
+                several, most = at_once(engine, requests)
         for one, other in zip(alone, several, strict=True):
             rows.append(
                 {
@@ -129,6 +155,7 @@ def facts(target: Path, drafter: Path, requests: Any, **load: Any) -> list[dict[
                     "drafted": [one.drafted, other.drafted],
                     "accepted": [one.accepted, other.accepted],
                     "most": most,
+                    "mixed": len(mixed),
                 }
             )
     return rows

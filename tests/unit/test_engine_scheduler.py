@@ -389,6 +389,7 @@ prompts = st.lists(st.integers(1, 7), min_size=1, max_size=20)
     kind=st.sampled_from(["none", "ngram", "auto", "adaptive"]),
     recurrent=st.booleans(),
     slots=st.integers(2, 4),
+    chunk=st.sampled_from([3, 9]),
     seed=st.integers(0, 99),
 )
 def test_in_any_schedule_every_answer_is_the_one_it_would_be_alone(
@@ -396,6 +397,7 @@ def test_in_any_schedule_every_answer_is_the_one_it_would_be_alone(
     kind: str,
     recurrent: bool,
     slots: int,
+    chunk: int,
     seed: int,
 ) -> None:
     """Answers begin and are cancelled at random times; the next ones use what is in memory."""
@@ -406,7 +408,7 @@ def test_in_any_schedule_every_answer_is_the_one_it_would_be_alone(
         make_policy=adaptive if kind == "adaptive" else None,
         is_recurrent=recurrent,
     )
-    scheduler = Scheduler(parts, slots, chunk=3)
+    scheduler = Scheduler(parts, slots, chunk=chunk)
     listener, chance = Listener(scheduler), random.Random(seed)
     wanted: dict[int, tuple[list[int], int]] = {}
     waiting, cancelled = list(requests), dict[int, int]()

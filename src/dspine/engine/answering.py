@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import NamedTuple
 
 from dspine.engine.events import Event, Prefill
-from dspine.engine.loop import Run, Stepper, read_chunk
+from dspine.engine.loop import Run, Stepper, next_chunk, saw_chunk
 from dspine.engine.slots import Slot, SlotFacts
 from dspine.engine.steps import AnswerSteps, Told
 
 
-class Answering:
-    """The life of an answer: `read` until its prompt is in memory, then steps.
+class Piece(NamedTuple):
+    """What is decoded next of a prompt: `tokens` at `position` and after it."""
 
-    What happens goes to `told`; what each step does to the answer is the business of `steps`.
+    tokens: tuple[int, ...]
+    position: int
+    is_last: bool
+    """Whether the answer begins after it."""
+
+
+class Answering:
+    """The life of an answer: pieces of its prompt until all is in memory, then steps.
+
+    A piece is decoded by `read`, or with the rows of others, and then `saw` is told. What happens
+    goes to `told`; what each step does to the answer is the business of `steps`.
     """
 
     def __init__(self, number: int, slot: Slot, run: Run, stepper: Stepper, told: Told) -> None:
@@ -55,21 +66,38 @@ class Answering:
             held_tokens=target.length(),
         )
 
-    def read(self, most: int) -> None:
-        """Decode the next piece of the prompt, at most `most` tokens; Prefill after the last."""
+    def piece(self, most: int) -> Piece:
+        """What comes next of the prompt, at most `most` tokens."""
         started = perf_counter()
-        run, stepper, held, told = self.run, self.stepper, self.slot.held, self._told
-        recorder, end = run.recorder, len(run.sequence.tokens) - 1
+        run, stepper, held = self.run, self.stepper, self.slot.held
+        end = len(run.sequence.tokens) - 1
         position, self._position = self._position, None  # nothing is sure when it is broken off
         if position is None:
             position = held.begin(run.sequence.tokens, stepper.usable, reuse=run.reuse)
-            recorder.prompt_tokens, recorder.cached_tokens = end + 1, position
+            run.recorder.prompt_tokens, run.recorder.cached_tokens = end + 1, position
             stepper.begin(position)
-        if position < end:
-            position = read_chunk(run, stepper, held, position, most)
-        events: list[tuple[int, Event]] = []
+        tokens = next_chunk(run, held, position, most)
         self._read_ms += (perf_counter() - started) * 1000.0
-        if position >= end:
+        return Piece(tokens, position, position + len(tokens) >= end)
+
+    def read(self, piece: Piece) -> None:
+        """Decode a piece by itself."""
+        started = perf_counter()
+        if piece.tokens:
+            self.slot.target.decode(piece.tokens, piece.position, "none")
+        self.saw(piece, (perf_counter() - started) * 1000.0)
+
+    def saw(self, piece: Piece, decode_ms: float) -> None:
+        """The last decode, of `decode_ms`, had this piece; Prefill after the last one."""
+        started = perf_counter()
+        run, stepper, told = self.run, self.stepper, self._told
+        recorder, end = run.recorder, len(run.sequence.tokens) - 1
+        position = piece.position
+        if piece.tokens:
+            position = saw_chunk(run, stepper, self.slot.held, position, piece.tokens)
+        events: list[tuple[int, Event]] = []
+        self._read_ms += decode_ms + (perf_counter() - started) * 1000.0
+        if piece.is_last:
             stepper.prompt_done()
             recorder.prefill_ms = self._read_ms
             events = [(self.number, Prefill(end + 1, self._read_ms, recorder.cached_tokens))]
@@ -77,7 +105,7 @@ class Answering:
         # No call and no loop from here on: an interrupt comes before or after all of it.
         self._position = position
         told.events += events
-        self.answers = position >= end
+        self.answers = piece.is_last
 
     def step(self) -> None:
         """A step that shares its decode with no other answer."""

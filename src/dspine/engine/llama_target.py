@@ -89,9 +89,11 @@ class LlamaTargets:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._batch = Batch(context.n_batch)
+        self.n_batch = context.n_batch
         self.targets = [
             LlamaTarget(context, sequence, self._batch) for sequence in range(context.n_sequences)
         ]
+        self.mixes = not context.needs_equal_rows
 
     def decode(self, parts: Sequence[Rows]) -> None:
         batch = self._batch

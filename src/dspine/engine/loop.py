@@ -131,11 +131,13 @@ class Stepper(Protocol):
         filler: int = 0,
         sharing: int = 1,
         drafting: int = 1,
+        mixed: bool = False,
     ) -> StepResult:
         """The decode is done: accept rows, extend the sequence, settle the memory.
 
         `filler` rows without meaning stood behind the planned ones. `sharing` answers had rows in
-        the decode, each of as many, and `drafting` of them a part in the drafts.
+        the decode, each of as many, and `drafting` of them a part in the drafts. `mixed`: so had a
+        prompt, and nothing can be learned from the decode's time.
         """
 
     def undo(self) -> None:
@@ -219,12 +221,24 @@ def check_fits(prompt: Sequence[int], target: Target) -> None:
 
 def read_chunk(run: Run, stepper: Stepper, held: HeldContext, position: int, most: int) -> int:
     """Decode at most `most` tokens of the prompt from `position` on; the position after them."""
+    chunk = next_chunk(run, held, position, most)
+    run.target.decode(chunk, position, "none")
+    return saw_chunk(run, stepper, held, position, chunk)
+
+
+def next_chunk(run: Run, held: HeldContext, position: int, most: int) -> tuple[int, ...]:
+    """What is decoded of the prompt from `position` on, at most `most` tokens."""
     tokens = run.sequence.tokens
     limit = min(position + min(most, run.target.n_batch), len(tokens) - 1)
-    chunk = tokens[position : held.pause(position, limit)]
-    run.target.decode(chunk, position, "none")
+    return tuple(tokens[position : held.pause(position, limit)])
+
+
+def saw_chunk(
+    run: Run, stepper: Stepper, held: HeldContext, position: int, chunk: tuple[int, ...]
+) -> int:
+    """The last decode had `chunk` at `position`: all hear of it; the position after it."""
     if run.trace is not None:
-        run.trace.chunks.append(tuple(chunk))
+        run.trace.chunks.append(chunk)
     stepper.saw_prompt(position, len(chunk))
     position += len(chunk)
     held.reached(position)

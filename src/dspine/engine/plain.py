@@ -62,6 +62,7 @@ class PlainStepper:
         filler: int = 0,
         sharing: int = 1,  # noqa: ARG002 - nothing is learned from it
         drafting: int = 1,  # noqa: ARG002
+        mixed: bool = False,  # noqa: ARG002
     ) -> StepResult:
         run, position = self._run, planned.position
         verdict = accept_rows((), run.chooser, run.emitter)

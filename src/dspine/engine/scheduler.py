@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dspine.engine.answering import Answering
+from dspine.engine.answering import Answering, Piece
 from dspine.engine.events import Event
 from dspine.engine.parts import EngineParts
 from dspine.engine.prompt import Prompt
@@ -112,9 +112,9 @@ class Scheduler:
     def step(self) -> list[tuple[int, Event | Exception]]:
         """One step of all answers: what happened, with the numbers of the answers.
 
-        At most one piece of a prompt is decoded, and one verify of all that answer. An answer
-        ends with Finish or with an exception; both free its slot. Nothing happens while no
-        answer runs.
+        At most one piece of a prompt is decoded, and one verify of all that answer, in one decode
+        where the target allows it. An answer ends with Finish or with an exception; both free its
+        slot. Nothing happens while no answer runs.
         """
         self._check_open()
         try:
@@ -122,8 +122,7 @@ class Scheduler:
                 if answer.is_cancelled and not answer.is_over:
                     answer.steps.reason = "cancelled"
             self._let_go()
-            self._read()
-            self._answer()
+            self._answer(self._read())
             self._let_go()
         except BaseException:
             for answer in self._answers.values():
@@ -131,27 +130,35 @@ class Scheduler:
             raise  # what happened before the interrupt is told by the next step
         return self._told.take()
 
-    def _read(self) -> None:
-        """One piece of one prompt, each in its turn."""
+    def _read(self) -> tuple[Answering, Piece] | None:
+        """One piece of one prompt, each in its turn; or that piece, to be decoded with a verify.
+
+        The last piece is decoded before, so that its answer is part of the verify.
+        """
         waiting = sorted(number for number, a in self._answers.items() if not a.answers)
         if not waiting:
-            return
+            return None
         later = [number for number in waiting if number > self._read_last]
         answer = self._answers[(later or waiting)[0]]
         self._read_last = answer.number
         alone = len(waiting) == len(self._answers)
         try:
-            answer.read(answer.slot.target.n_batch if alone else self._chunk)
+            piece = answer.piece(answer.slot.target.n_batch if alone else self._chunk)
+            if not (alone or piece.is_last or self._shared is None) and self._shared.mixes:
+                return answer, piece
+            answer.read(piece)
         except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
             answer.fail(error)
+        return None
 
-    def _answer(self) -> None:
-        """One verify of all whose prompts are in memory."""
+    def _answer(self, reading: tuple[Answering, Piece] | None) -> None:
+        """One verify of all whose prompts are in memory, with `reading` in the same decode."""
         answers = [a for a in self._answers.values() if a.answers and not a.is_over]
-        if len(answers) > 1 and self._shared is not None:
+        if self._shared is not None and (len(answers) > 1 or reading is not None):
             answers.sort(key=lambda answer: answer.slot.id)
             busy = {answer.slot.id for answer in answers}
-            self._shared.run(answers, [slot for slot in self._slots if slot.id not in busy])
+            idle = [slot for slot in self._slots if slot.id not in busy]
+            self._shared.run(answers, idle, reading)
             return
         for answer in answers:
             answer.slot.policy.share(1)

@@ -1,4 +1,7 @@
-"""One step of several answers: drafts for all, one decode for all, each absorbs its own rows."""
+"""One step of several answers: drafts for all, one decode for all, each absorbs its own rows.
+
+A piece of the prompt of one more may be part of that decode.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from itertools import pairwise
 from time import perf_counter
 
 from dspine.drafters.base import Draft, DraftAsk, Drafter
-from dspine.engine.answering import Answering
+from dspine.engine.answering import Answering, Piece
 from dspine.engine.loop import Planned
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.slots import Slot
 from dspine.engine.target import Rows, Together
+from dspine.errors import LibraryError
 
 log = logging.getLogger("dspine")
 
@@ -30,13 +34,18 @@ class _Turn:
     planned: Planned | None = None
 
 
+Reading = tuple[Answering, Piece]
+"""An answer whose prompt is being decoded, and what comes next of it."""
+
+
 class SharedStep:
     """Makes steps of several answers on the sequences of one context.
 
     The library takes rows of several sequences through the weights in one pass only if each has
     as many of them and their numbers follow each other. So all answers verify the same number of
-    rows, and sequences in between add rows that are cut off again. Recurrent states cannot be
-    cut: there, answers with equal rows are decoded together, without any filler.
+    rows, and sequences in between add rows that are cut off again. A prompt's first rows go
+    through with theirs, the others in a second pass. Recurrent states cannot be cut: there, answers
+    with equal rows are decoded together, without any filler, and prompts apart.
     """
 
     def __init__(
@@ -54,9 +63,17 @@ class SharedStep:
         self._drafter = drafter
         self._can_trim = can_trim
         self._rows_ms = rows_ms
+        self.mixes = can_trim and together.mixes
+        """Whether a piece of a prompt may be in the decode."""
 
-    def run(self, answers: Sequence[Answering], others: Sequence[Slot]) -> None:
+    def run(
+        self,
+        answers: Sequence[Answering],
+        others: Sequence[Slot],
+        reading: Reading | None = None,
+    ) -> None:
         """A step of all `answers`, slot numbers going up; `others` are slots that do not answer.
+        `reading` belongs to one of these and is decoded as well.
 
         What goes wrong in one answer ends that one alone. When a decode of several fails, each
         of them makes its step by itself.
@@ -74,8 +91,11 @@ class SharedStep:
 
         turns = _each(turns, prepare)
         drafting = sum(turn.wish is not None for turn in turns) or 1
+        if reading is not None and not self._fits(reading[1], turns, others):
+            _read(reading)
+            reading = None
         for group in self._groups(turns):
-            self._verify(group, others, drafting)
+            self._verify(group, others, drafting, reading)
 
     # -- drafts ----------------------------------------------------------------------------------
 
@@ -126,6 +146,16 @@ class SharedStep:
 
     # -- decodes ---------------------------------------------------------------------------------
 
+    def _fits(self, piece: Piece, turns: Sequence[_Turn], others: Sequence[Slot]) -> bool:
+        """Whether a piece can be in the decode of `turns`: none of them needs a further pass
+        because of it, and there is room for all.
+        """
+        widths = [len(turn.planned.feed) for turn in turns if turn.planned is not None]
+        if not widths or max(widths) > len(piece.tokens):
+            return False
+        rows = max(widths) * (len(turns) + len(others)) + len(piece.tokens)
+        return rows <= self._together.n_batch
+
     def _groups(self, turns: Sequence[_Turn]) -> list[list[_Turn]]:
         """Turns that are decoded together."""
         groups: dict[int, list[_Turn]] = {}
@@ -139,8 +169,9 @@ class SharedStep:
         turns: Sequence[_Turn],
         others: Sequence[Slot],
         drafting: int,
+        reading: Reading | None,
     ) -> None:
-        """One decode for these, to which `others` may add rows."""
+        """One decode for these and for `reading`, to which `others` may add rows."""
         plans = [turn.planned for turn in turns if turn.planned is not None]
         width = max(len(planned.feed) for planned in plans)
         # A row that would be beyond the context cannot be filled: such a slot has fewer.
@@ -152,8 +183,12 @@ class SharedStep:
             Rows(turn.answer.slot.id, p.feed, p.position, p.logits, filler)
             for turn, p, filler in zip(turns, plans, fillers, strict=True)
         ]
-        between = self._between([row.sequence for row in rows], others, width)
+        reader = None if reading is None else reading[0].slot
+        between = self._between([row.sequence for row in rows], others, width, reader)
         dummies = [Rows(slot.id, (0,) * width, slot.target.length(), "none") for slot in between]
+        if reading is not None:
+            answer, piece = reading
+            rows.append(Rows(answer.slot.id, piece.tokens, piece.position, "none"))
         began = perf_counter()
         try:
             self._together.decode(sorted([*rows, *dummies], key=lambda part: part.sequence))
@@ -162,16 +197,28 @@ class SharedStep:
             log.warning(
                 "a decode of %d answers failed, each makes its step alone: %s", len(turns), error
             )
+            if reading is not None:
+                _read(reading)
             self._alone(turns)
             return
         finally:
             self._restore(between, [part.position for part in dummies])
         verify_ms = (perf_counter() - began) * 1000.0
+        if reading is not None:
+            try:
+                reading[0].saw(reading[1], verify_ms)
+            except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
+                reading[0].fail(error)
         for turn, planned, filler in zip(turns, plans, fillers, strict=True):
             stepper = turn.answer.stepper
             try:
                 result = stepper.absorb(
-                    planned, verify_ms, filler=filler, sharing=len(turns), drafting=drafting
+                    planned,
+                    verify_ms,
+                    filler=filler,
+                    sharing=len(turns),
+                    drafting=drafting,
+                    mixed=reading is not None,
                 )
                 turn.answer.steps.end(result)
             except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
@@ -184,19 +231,29 @@ class SharedStep:
 
         _each(turns, alone)
 
-    def _between(self, numbers: Sequence[int], others: Sequence[Slot], width: int) -> list[Slot]:
-        """Slots that add rows, so that sequences left and right of them share a pass."""
+    def _between(
+        self,
+        numbers: Sequence[int],
+        others: Sequence[Slot],
+        width: int,
+        reader: Slot | None,
+    ) -> list[Slot]:
+        """Slots that add rows, so that sequences left and right of them share a pass; `reader` is
+        there with rows of its own.
+        """
         if not self._can_trim or numbers[-1] - numbers[0] + 1 == len(numbers):
             return []
         free = {slot.id: slot for slot in others}
         chosen: list[Slot] = []
         run = 1
         for before, after in pairwise(numbers):
-            gap = [free.get(number) for number in range(before + 1, after)]
+            gap = [
+                free.get(n) for n in range(before + 1, after) if reader is None or n != reader.id
+            ]
             fitting = [s for s in gap if s and s.target.length() + width <= s.target.n_ctx]
             if len(fitting) == len(gap) and self._pays(run, len(gap), width):
                 chosen += fitting
-                run += len(gap) + 1
+                run += after - before
             else:
                 run = 1
         return chosen
@@ -234,6 +291,18 @@ def common_drafts(turns: Sequence[_Turn]) -> int | None:
         for k in range(most)
     ]
     return max(range(most), key=values.__getitem__)
+
+
+def _read(reading: Reading) -> None:
+    """Decode a piece by itself."""
+    answer, piece = reading
+    target = answer.slot.target
+    try:
+        if target.length() > piece.position and not target.trim(piece.position):
+            raise LibraryError("the library cannot cut its memory back: answer one at a time")
+        answer.read(piece)
+    except Exception as error:  # noqa: BLE001 - whoever asked is told, the others go on
+        answer.fail(error)
 
 
 def _each(turns: Iterable[_Turn], action: Callable[[_Turn], None]) -> list[_Turn]:

@@ -123,6 +123,7 @@ class SpeculativeStepper:
         filler: int = 0,
         sharing: int = 1,
         drafting: int = 1,
+        mixed: bool = False,
     ) -> StepResult:
         run, proposal, held = self._run, planned.proposal, planned.position
         drafts = proposal.tokens
@@ -143,7 +144,7 @@ class SpeculativeStepper:
                     len(drafts) + filler,
                     confirmed,
                     planned.draft_ms / drafting,
-                    verify_ms / sharing,
+                    0.0 if mixed else verify_ms / sharing,
                 )
             )
         if run.trace is not None:

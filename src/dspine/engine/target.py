@@ -120,6 +120,14 @@ class Together(Protocol):
     def targets(self) -> Sequence[Target]:
         """By sequence number. What one of them decodes alone ends the rows of all others."""
 
+    @property
+    def n_batch(self) -> int:
+        """Most rows of one decode, of all sequences."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether one sequence may have more rows in a decode than another."""
+
     def decode(self, parts: Sequence[Rows]) -> None:
         """Decode the rows of several sequences, numbers going up; each target then shows its own
         rows, counted from 0.

@@ -106,7 +106,8 @@ class Context:
         try:
             self.n_batch: int = min(options.rows, self._native.api.llama_n_batch(self._pointer()))
             self._tap_reader = taps_of_nodes or self._taps_of_layers(options)
-            self._equal_rows = taps_of_nodes is not None and n_sequences > 1
+            self.needs_equal_rows: bool = taps_of_nodes is not None and n_sequences > 1
+            """Whether all sequences of a batch must have as many rows."""
             self._best = self._best_tokens()
             self.snapshots: int = self._kept_snapshots()
             self.state = self._make_state()
@@ -350,7 +351,7 @@ class Context:
                 f"token id {batch.highest_token} is outside the vocabulary of {self._vocab_size} "
                 "tokens: tokenize the text with this target"
             )
-        if self._equal_rows and len(batch.spans) > 1 and not batch.has_equal_parts:
+        if self.needs_equal_rows and len(batch.spans) > 1 and not batch.has_equal_parts:
             # In pieces of equal length the library would come to the rows in another order.
             raise UsageError(
                 f"the batch has rows of {len(batch.spans)} sequences: taps of architecture "
