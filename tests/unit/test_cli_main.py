@@ -10,7 +10,7 @@ import click
 import pytest
 
 import dspine
-from dspine.cli.main import cli, complain, run_cli
+from dspine.cli.main import SPEC_TYPE, add_commands, cli, complain, present_names, run_cli
 from dspine.cli.output import size
 from dspine.errors import DspineError, FileError, LibraryError, TrainingError
 
@@ -137,6 +137,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split("\n")[-2] == "[]"
+    add_commands()
     for name in cli.commands:
         assert f"\n  {name} " in done.stdout
 
@@ -177,3 +178,38 @@ def test_what_a_program_needs_is_exported() -> None:
     for name in dspine.__all__:
         assert getattr(dspine, name) is not None
     assert {"Comparison", "Divergence", "ProposerStats", "Stats"} <= set(dspine.__all__)
+
+
+def test_an_interrupt_while_commands_are_imported_ends_quietly() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from dspine.cli.main import main\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'dspine.cli.bench':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("name", ["--draft", "--draft-n", "--draft-max"])
+@pytest.mark.parametrize("form", ["{} -3", "{}=-3"])
+def test_earlier_names_of_llama_cpp_still_work(
+    name: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["run", *form.format(name).split(), "hello"]) == 2
+    notice, refusal = capsys.readouterr().err.splitlines()
+    assert notice == f"dspine: {name} is called --spec-draft-n-max now"
+    assert refusal == "dspine: --spec-draft-n-max is -3: it must be at least 0"
+
+
+def test_names_behind_two_dashes_are_text() -> None:
+    assert present_names(["run", "--", "--draft-max"]) == ["run", "--", "--draft-max"]
+
+
+def test_the_kind_of_a_drafter_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["run", "--spec-type", "draft-dflash", "hello"]) == 2
+    assert capsys.readouterr().err == f"dspine: {SPEC_TYPE}\n"

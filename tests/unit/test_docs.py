@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dspine.cli.main import cli
+from dspine.cli.main import add_commands, cli
 from dspine.engine.load import load
 from dspine.files.drafter_keys import to_metadata
 from dspine.settings import SETTINGS
@@ -81,6 +81,7 @@ def test_every_shown_command_exists() -> None:
     lines = command_lines("dspine")
     assert len(lines) > 10
     for page, words in lines:
+        add_commands()
         command: click.Command = cli
         while isinstance(command, click.Group):
             name, *words = words or ["--help"]

@@ -7,29 +7,20 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 
 import click
 
-from dspine.cli import (
-    INTERRUPTED,
-    bench,
-    chat,
-    compare_results,
-    convert,
-    doctor,
-    evaluate,
-    export,
-    inspect,
-    plan,
-    quantize,
-    run,
-    serve,
-    tokenizer,
-    train,
-)
+from dspine.cli import INTERRUPTED
 from dspine.errors import DspineError
 
 TRAINING_MODULES = ("torch", "safetensors")
+EARLIER_NAMES = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max")
+"""Flags as llama.cpp called them before."""
+SPEC_TYPE = (
+    "there is no --spec-type: what kind a drafter is stands in its file (-md), and --proposer "
+    "chooses who drafts"
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -38,23 +29,45 @@ def cli() -> None:
     """Make a local model answer faster without changing what it says."""
 
 
-for module in (
-    run,
-    chat,
-    serve,
-    plan,
-    bench,
-    evaluate,
-    compare_results,
-    doctor,
-    inspect,
-    convert,
-    export,
-    quantize,
-    tokenizer,
-    train,
-):
-    cli.add_command(module.command)
+@cache
+def add_commands() -> None:
+    """Give `cli` its commands. Not when this module is imported: importing them takes a moment,
+    in which Ctrl-C is to end the program as quietly as later.
+    """
+    from dspine.cli import (
+        bench,
+        chat,
+        compare_results,
+        convert,
+        doctor,
+        evaluate,
+        export,
+        inspect,
+        plan,
+        quantize,
+        run,
+        serve,
+        tokenizer,
+        train,
+    )
+
+    for module in (
+        run,
+        chat,
+        serve,
+        plan,
+        bench,
+        evaluate,
+        compare_results,
+        doctor,
+        inspect,
+        convert,
+        export,
+        quantize,
+        tokenizer,
+        train,
+    ):
+        cli.add_command(module.command)
 
 
 def main() -> None:
@@ -69,7 +82,8 @@ def main() -> None:
 def run_cli(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are printed here and nowhere else."""
     try:
-        code = cli.main(list(arguments), prog_name="dspine", standalone_mode=False)
+        add_commands()
+        code = cli.main(present_names(arguments), prog_name="dspine", standalone_mode=False)
     except click.Abort:  # click makes this of Ctrl-C and has ended the line already
         return INTERRUPTED
     except click.ClickException as error:
@@ -81,6 +95,19 @@ def run_cli(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         return complain(explain(error), 1)
     return code if isinstance(code, int) else 0
+
+
+def present_names(arguments: Sequence[str]) -> list[str]:
+    """The command line with today's names for flags that llama.cpp has renamed."""
+    found = list(arguments)
+    end = found.index("--") if "--" in found else len(found)
+    for place, argument in enumerate(found[:end]):
+        name, equals, value = argument.partition("=")
+        if name in EARLIER_NAMES:
+            present = EARLIER_NAMES[name]
+            click.echo(f"dspine: {name} is called {present} now", err=True)
+            found[place] = present + equals + value
+    return found
 
 
 def explain(error: Exception) -> str:
@@ -104,6 +131,8 @@ def complain(sentence: str, code: int) -> int:
 
 
 def usage_sentence(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--spec-type":
+        return SPEC_TYPE
     message = error.format_message().rstrip(".")
     message = message.replace(". Did you mean ", ": did you mean ")
     message = message.replace(". (Did you mean ", " (did you mean ")
