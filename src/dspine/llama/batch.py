@@ -125,16 +125,14 @@ class Batch:
         position that does not follow the sequence's previous row.
         """
         row = self._size
-        self._check_room(1)
-        _check_token(token, token)
+        self._check_tokens(token, token, 1)
         if not sequences:
             raise UsageError("a row needs at least one sequence")
         if len(set(sequences)) != len(sequences):
             raise UsageError(f"sequences {list(sequences)} name one twice: name each once")
-        for sequence in sequences:
-            self._check_span(sequence, position, 1)
-        for sequence in sequences:
-            self._extend(sequence, position, 1)
+        firsts = [self._first_of(sequence, position, 1) for sequence in sequences]
+        for sequence, first in zip(sequences, firsts, strict=True):
+            self._spans[sequence] = first, position + 1
         self._tokens[row] = token
         self._positions[row] = position
         self._wanted[row] = logits
@@ -169,9 +167,8 @@ class Batch:
         first = self._size
         if not count:
             return first
-        self._check_room(count)
         highest = max(tokens)
-        _check_token(min(tokens), highest)
+        self._check_tokens(min(tokens), highest, count)
         if logits == "all":
             asked = count
         else:
@@ -180,8 +177,7 @@ class Batch:
             raise UsageError(
                 f"logits is {logits!r}: choose all, last, none or a number of up to {count} rows"
             )
-        self._check_span(sequence, position, count)
-        self._extend(sequence, position, count)
+        self._spans[sequence] = self._first_of(sequence, position, count), position + count
         end = first + count
         numbers, place = _numbers(count), 4 * first
         numbers.pack_into(self._token_bytes, place, *tokens)
@@ -198,14 +194,23 @@ class Batch:
         self.native.n_tokens = end
         return first
 
-    def _check_room(self, count: int) -> None:
+    def _check_tokens(self, lowest: int, highest: int, count: int) -> None:
+        """Whether `count` more rows fit, with ids from `lowest` to `highest`."""
         if self._size + count > self.capacity:
             raise CapacityError(
                 f"{self._size + count} rows do not fit into a batch of {self.capacity}: decode "
                 f"in smaller pieces"
             )
+        if lowest < 0:
+            raise UsageError(f"token id {lowest} is negative: ids start at 0")
+        if highest > _LARGEST:
+            raise UsageError(
+                f"token id {highest} is larger than any vocabulary: give ids of the target's "
+                f"vocabulary"
+            )
 
-    def _check_span(self, sequence: int, position: int, count: int) -> None:
+    def _first_of(self, sequence: int, position: int, count: int) -> int:
+        """The first position of a sequence in the batch, which rows from `position` on follow."""
         if sequence < 0:
             raise UsageError(f"sequence {sequence} is negative: sequences start at 0")
         if position < 0:
@@ -213,29 +218,19 @@ class Batch:
         if position + count > _LARGEST:
             raise UsageError(f"position {position + count} is too large: the limit is {_LARGEST}")
         span = self._spans.get(sequence)
-        if span is not None and span[1] != position:
+        if span is None:
+            return position
+        if span[1] != position:
             raise UsageError(
                 f"position {position} of sequence {sequence} does not follow {span[1] - 1}, the "
                 f"last one in the batch: positions must be consecutive"
             )
-
-    def _extend(self, sequence: int, position: int, count: int) -> None:
-        first = self._spans.get(sequence, (position, position))[0]
-        self._spans[sequence] = (first, position + count)
+        return span[0]
 
 
 @cache
 def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f"{count}i")
-
-
-def _check_token(lowest: int, highest: int) -> None:
-    if lowest < 0:
-        raise UsageError(f"token id {lowest} is negative: ids start at 0")
-    if highest > _LARGEST:
-        raise UsageError(
-            f"token id {highest} is larger than any vocabulary: give ids of the target's vocabulary"
-        )
 
 
 def _pointer(array: Any, kind: Any) -> Any:

@@ -145,9 +145,9 @@ class Context:
                 f"made: {capture.reason(mark)}; choose a smaller one (-c) or free memory"
             )
         handle.retain()
-        self._pointer_value: int = pointer
+        self._opened = _Opened(pointer)
         self._memory_value = int(api.llama_get_memory(pointer) or 0)
-        self._closer = weakref.finalize(self, _release, api, pointer, handle)
+        self._closer = weakref.finalize(self, _release, api, self._opened, handle)
 
     def _best_tokens(self) -> BestTokens | None:
         """With the CPU kernels: finds the most likely tokens of many rows in one call."""
@@ -295,7 +295,7 @@ class Context:
 
     @property
     def is_closed(self) -> bool:
-        return not self._closer.alive
+        return not self._opened.pointer
 
     def close(self) -> None:
         """Free the cache and all buffers; views on logits become invalid, later use raises."""
@@ -309,9 +309,10 @@ class Context:
         self.close()
 
     def _pointer(self) -> int:
-        if not self._closer.alive:
+        pointer = self._opened.pointer
+        if not pointer:
             raise ClosedError("this context is closed: make a new one")
-        return self._pointer_value
+        return pointer
 
     def _memory_pointer(self) -> int:
         self._pointer()
@@ -386,6 +387,16 @@ class Context:
         )
 
 
-def _release(api: Any, pointer: int, handle: Handle) -> None:
+class _Opened:
+    """The native context, 0 once it is freed. To ask the finalizer would take several calls."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+
+def _release(api: Any, opened: _Opened, handle: Handle) -> None:
+    pointer, opened.pointer = opened.pointer, 0
     api.llama_free(pointer)
     handle.release()
