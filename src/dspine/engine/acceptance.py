@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from math import exp, log
 from operator import mul
@@ -56,6 +57,7 @@ class ScorePrior:
     slope: float = 1.0
 
 
+@lru_cache(4096)
 def score_bin(score: float) -> int:
     """The bin of a score between 0 and 1."""
     if score <= 0.0:
@@ -86,7 +88,7 @@ class Reliability:
         self._usual = self._weights = list(PRIOR)
         self._seen = self._looks = 0
         self._sums = [0.0] * len(SHIFTS)
-        self._known: list[float | None] = [None] * len(self._odds)
+        self._known: dict[int, float] = {}
         """Chances worked out since something was last learned."""
 
     def begin(self) -> None:
@@ -97,11 +99,11 @@ class Reliability:
             self._usual = self._mixed(share, self._usual, seen)
             self._looks, self._sums = 0, [0.0] * len(SHIFTS)
         self._weights = self._usual
-        self._forget()
+        self._known.clear()
 
     def chance(self, slot: int) -> float:
         """Chance that a draft of that kind and score is right, all before it being so."""
-        known = self._known[slot]
+        known = self._known.get(slot)
         if known is None:
             known = self._known[slot] = sum(map(mul, self._weights, self._chances[slot]))
         return known
@@ -125,13 +127,13 @@ class Reliability:
 
     def learn(self, slot: int, right: bool) -> None:
         """A draft of that kind and score turned out right or wrong."""
-        # In one go: a list for every step of this would take longer than the arithmetic.
-        parts = zip(self._weights, self._usual, self._chances[slot], strict=True)
-        if right:
-            weights = [(_STAY * w + CHANGE * u) * p for w, u, p in parts]
-        else:
-            weights = [(_STAY * w + CHANGE * u) * (1.0 - p) for w, u, p in parts]
-        found = sum(weights)
+        # In one loop: a list for every step of this would take longer than the arithmetic.
+        weights: list[float] = []
+        found = 0.0
+        for w, u, p in zip(self._weights, self._usual, self._chances[slot], strict=True):
+            weight = (_STAY * w + CHANGE * u) * (p if right else 1.0 - p)
+            weights.append(weight)
+            found += weight
         self._weights = [w / found for w in weights]
         self._seen += 1
         if self._seen % USUAL_EVERY == 0:
@@ -144,16 +146,13 @@ class Reliability:
         spread = max(found * (1.0 - found), 0.05) * count
         odds = self._odds[slot] * exp((found - 1.0 if right else 1.0 - found) / spread)
         self._odds[slot], self._chances[slot] = odds, _by_text(odds)
-        self._forget()
+        self._known.clear()
 
     def relax(self, steps: int) -> None:
         """Nothing was seen for so many steps: the text may have changed meanwhile."""
         gone = 1.0 - (1.0 - CHANGE) ** steps
         self._weights = self._mixed(gone, self._weights, self._usual)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._known = [None] * len(self._odds)
+        self._known.clear()
 
     @staticmethod
     def _mixed(share: float, main: Sequence[float], other: Sequence[float]) -> list[float]:

@@ -128,7 +128,6 @@ class AdaptiveWidth:
         self._sources = [Reliability(LOOKUP_PRIORS) for _ in FREE]
         self._lookups = dict(zip(FREE, self._sources, strict=True))
         self._lookups[CONTINUED] = self._lookups["table"]
-        self._bins: dict[tuple[float, ...], list[int]] = {}
         typical = _typical_chains(curve[: block_size - 1] or (0.5,))
         self._prospects = Prospects(
             self._network, typical, situations=SITUATIONS, most_drafts=max(1, block_size - 1)
@@ -393,11 +392,7 @@ class AdaptiveWidth:
         return len(confirmed) - other - self._rate * (cost - other_cost)
 
     def _looked_up(self, proposal: Proposal) -> _Chain:
-        slots = self._bins.get(proposal.scores)
-        if slots is None:
-            if len(self._bins) > 4096:
-                self._bins.clear()
-            slots = self._bins[proposal.scores] = [score_bin(score) for score in proposal.scores]
+        slots = list(map(score_bin, proposal.scores))
         return _Chain(self._lookups[proposal.proposer], proposal, slots)
 
     def _watch(self, drafted: Proposal) -> _Chain:

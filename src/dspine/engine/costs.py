@@ -21,7 +21,7 @@ MOST_AT_ONCE = 0.4
 """Logarithm by which one time moves the correction at most, before PACE: stalls are rare."""
 
 EVERY = 4
-"""Times of decodes after which they change the costs: fewer lists are made."""
+"""Times of decodes that change the costs together: at each step that would be work for little."""
 
 NEAR = 16
 """Positions that share a cost, a power of two."""
@@ -58,7 +58,8 @@ class StepCosts:
         self._verify_shift = 0.0
         self._group_shift = [0.0] * (len(GROUPS) + 1)
         self._factors = [1.0] * (len(GROUPS) + 1)
-        self._times = 0
+        self._observed: list[tuple[float, int, float]] = []
+        """Times of decodes since they last changed the costs."""
         self._rows: list[float] = []
         self._rows_at = -1
         self._draft_shift = self._cold_shift = 0.0
@@ -94,15 +95,18 @@ class StepCosts:
 
     def observe_rows(self, expected: float, count: int, ms: float) -> None:
         """A decode of `count` rows took `ms` where `rows` had said `expected`."""
-        error = _error(expected, ms)
-        self._verify_shift = _clamp(self._verify_shift + PACE * error, MOST)
-        group = bisect_left(GROUPS, count)
-        own = self._group_shift[group] + 0.5 * PACE * error
-        self._group_shift[group] = _clamp(own, 0.5 * MOST)
-        self._times += 1
-        if self._times % EVERY == 0:
-            self._factors = [exp(self._verify_shift + shift) for shift in self._group_shift]
-            self._rows_at = -1
+        self._observed.append((expected, count, ms))
+        if len(self._observed) < EVERY:
+            return
+        for expected, count, ms in self._observed:
+            error = _error(expected, ms)
+            self._verify_shift = _clamp(self._verify_shift + PACE * error, MOST)
+            group = bisect_left(GROUPS, count)
+            own = self._group_shift[group] + 0.5 * PACE * error
+            self._group_shift[group] = _clamp(own, 0.5 * MOST)
+        self._observed.clear()
+        self._factors = [exp(self._verify_shift + shift) for shift in self._group_shift]
+        self._rows_at = -1
 
     def observe_draft(self, expected: float, ms: float, *, warm: bool) -> None:
         """A draft took `ms` where `draft` had said `expected`."""

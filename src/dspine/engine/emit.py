@@ -74,8 +74,10 @@ class Emitter:
 
     def mark(self) -> EmitterMark:
         """State to return to with `restore`."""
-        self._read()
-        return self._count, self._detokeniser.mark(), self._stop.mark(), self._text
+        if self._pending:
+            self._read()
+        stop = self._stop.mark() if self._may_stop else ""
+        return self._count, self._detokeniser.mark(), stop, self._text
 
     def restore(self, mark: EmitterMark) -> None:
         """Undo everything pushed since `mark`."""

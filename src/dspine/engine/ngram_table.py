@@ -25,6 +25,9 @@ DOUBT = {1: 2.3, 2: 1.7, 3: 1.1}
 
 MAX_TOKEN = (1 << TOKEN_BITS) - 2
 
+_MASKS = tuple((1 << (TOKEN_BITS * order)) - 1 for order in ORDERS)
+"""The part of a packed context that counts for each order."""
+
 Keys = npt.NDArray[np.uint64]
 Tokens = npt.NDArray[np.int32]
 Confidences = npt.NDArray[np.uint8]
@@ -61,17 +64,43 @@ class NgramTable:
 
         Entries with a probability under `least` are passed over in favour of shorter ones.
         """
-        for order in ORDERS:
-            if order > len(context):
-                continue
-            key = 0
-            for token in context[-order:]:
-                key = (key << TOKEN_BITS) | (token + 1)
-            at = bisect_left(self._keys, key)
-            if at < len(self._keys) and self._keys[at] == key:
+        key = _packed(context)
+        found = self._likely(key, least)
+        if found is None:
+            return None
+        token, probability, order = found
+        return Continuation(token, probability, min(order, len(context)))
+
+    def chain(
+        self, context: Sequence[int], count: int, least: float, least_reach: float
+    ) -> tuple[list[int], list[float], float]:
+        """(tokens, their probabilities, chance that all are right): up to `count` of what follows
+        `context`, each after those before it, until it becomes less likely than `least_reach`.
+        """
+        key, reached = _packed(context), 1.0
+        tokens: list[int] = []
+        probabilities: list[float] = []
+        while len(tokens) < count and reached >= least_reach:
+            found = self._likely(key, least)
+            if found is None:
+                break
+            token, probability, _ = found
+            tokens.append(token)
+            probabilities.append(probability)
+            reached *= probability
+            key = ((key << TOKEN_BITS) | (token + 1)) & _MASKS[0]
+        return tokens, probabilities, reached
+
+    def _likely(self, key: int, least: float) -> tuple[int, float, int] | None:
+        """(token, probability, order) after the packed last tokens."""
+        keys = self._keys
+        for mask, order in zip(_MASKS, ORDERS, strict=True):
+            part = key & mask
+            at = bisect_left(keys, part)
+            if at < len(keys) and keys[at] == part:
                 probability = self._confidences[at] / 255.0
                 if probability >= least:
-                    return Continuation(self._tokens[at], probability, order)
+                    return self._tokens[at], probability, order
         return None
 
     def save(self, path: Path) -> None:
@@ -115,6 +144,14 @@ class NgramTable:
         if np.any(keys[1:] <= keys[:-1]):
             raise FileError(f"{path} is damaged: its keys are not in order")
         return cls(keys, parts["tokens"], parts["confidences"])
+
+
+def _packed(context: Sequence[int]) -> int:
+    """The key of its last tokens, as many as the longest order has."""
+    key = 0
+    for token in context[-ORDERS[0] :]:
+        key = (key << TOKEN_BITS) | (token + 1)
+    return key
 
 
 def build_table(

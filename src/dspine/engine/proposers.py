@@ -158,20 +158,9 @@ class NgramProposer:
     def _known(
         self, table: NgramTable, tail: Sequence[int], count: int
     ) -> tuple[list[int], list[float], float]:
-        """(drafts, scores, chance of the last one) after the text and the tail."""
-        context = [*self._index.tokens[-3:], *tail][-3:]
-        drafts: list[int] = []
-        scores: list[float] = []
-        reached = 1.0
-        while len(drafts) < count and reached >= LEAST_REACH:
-            known = table.after(context, self._min_probability)
-            if known is None:
-                break
-            drafts.append(known.token)
-            scores.append(known.probability)
-            reached *= known.probability
-            context = [*context[-2:], known.token]
-        return drafts, scores, reached
+        """(drafts, scores, chance that all are right) after the text and the tail."""
+        context = [*self._index.tokens[-3:], *tail]
+        return table.chain(context, count, self._min_probability, LEAST_REACH)
 
 
 class DrafterProposer:

@@ -57,18 +57,14 @@ class TrimRollback:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        return self._held
+        self.held = 0
 
     @property
     def copies(self) -> Copies | None:
         return None
 
     def start(self, length: int) -> None:
-        self._held = length
+        self.held = length
 
     def before_verify(self, drafts: int) -> None:
         """Nothing to save."""
@@ -79,12 +75,12 @@ class TrimRollback:
                 f"the library cannot cut its memory back to {keep} of {decoded} positions: "
                 f"run without drafts (--proposer none)"
             )
-        self._held = keep
+        self.held = keep
 
     def undo(self, length: int) -> None:
         if self._target.length() > length and not self._target.trim(length):
             self._target.clear()
-        self._held = min(length, self._target.length())
+        self.held = min(length, self._target.length())
 
 
 class SnapshotRollback(TrimRollback):
@@ -100,7 +96,7 @@ class SnapshotRollback(TrimRollback):
         """Positions after the decode that is under way and not yet settled."""
 
     def before_verify(self, drafts: int) -> None:
-        self._decoding = self._held + 1 + drafts
+        self._decoding = self.held + 1 + drafts
 
     def settle(self, decoded: int, keep: int) -> None:
         super().settle(decoded, keep)
@@ -110,10 +106,10 @@ class SnapshotRollback(TrimRollback):
         target = self._target
         present, decoded = target.length(), self._decoding
         # Whole blocks alone are cut: one that was cut already has other states behind it.
-        whole = present == decoded and present > length and self._held == length
+        whole = present == decoded and present > length and self.held == length
         if present != length and not (whole and (present == length + 1 or target.trim(length + 1))):
             target.clear()
-        self._held = target.length()
+        self.held = target.length()
         self._decoding = None
 
 
@@ -128,49 +124,45 @@ class CheckpointRollback:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._held = 0
+        self.held = 0
         self._saved: int | None = None
         """Length at the checkpoint that belongs to the present tokens."""
         self._settled = True
         self._save_ms = self._restore_ms = 0.0
 
     @property
-    def held(self) -> int:
-        return self._held
-
-    @property
     def copies(self) -> Copies | None:
         """As measured so far; the state of the last restore is not saved again."""
-        return Copies(0.0 if self._saved == self._held else self._save_ms, self._restore_ms)
+        return Copies(0.0 if self._saved == self.held else self._save_ms, self._restore_ms)
 
     def start(self, length: int) -> None:
-        self._held = length
+        self.held = length
         self._saved = None
         self._settled = True
 
     def before_verify(self, drafts: int) -> None:
         # What was restored last is still saved: the same state need not be copied again.
-        if drafts and self._saved != self._held:
+        if drafts and self._saved != self.held:
             self._saved = None
             started = perf_counter()
             self._target.checkpoint()
             self._save_ms = _smooth(self._save_ms, started)
-            self._saved = self._held
+            self._saved = self.held
         self._settled = False
 
     def settle(self, decoded: int, keep: int) -> None:
         if keep == decoded:
-            self._held = keep
+            self.held = keep
         else:
             started = perf_counter()
-            self._held = self._target.restore()
+            self.held = self._target.restore()
             self._restore_ms = _smooth(self._restore_ms, started)
         self._settled = True
 
     def undo(self, length: int) -> None:
         if not self._settled or self._target.length() > length:
             self._return(length)
-        self._held = self._target.length()
+        self.held = self._target.length()
         self._settled = True
 
     def _return(self, length: int) -> None:

@@ -74,9 +74,10 @@ class SpeculativeStepper:
         run, rollback, max_rows = self._run, self._rollback, self._run.target.max_rows
         tokens = run.sequence.tokens
         position = len(tokens) - 1
-        if position - rollback.held >= max_rows:
-            self._catch_up(position)
         extra = position - rollback.held
+        if extra >= max_rows:
+            self._catch_up(position)
+            extra = position - rollback.held
         limit = min(run.room, max_rows - extra) - 1
         if run.max_drafts is not None:
             limit = min(limit, run.max_drafts)

@@ -236,7 +236,7 @@ class FixedWidth:
         if not self._is_due:
             chosen = drafted if drafted.tokens else self._found
             chosen = chosen.first(self.most(DRAFTER if drafted.tokens else "ngram"))
-            self._chosen = _likelier(chosen, self._forced)
+            self._chosen = _likelier(chosen, self._forced) if self._forced.tokens else chosen
         return self._chosen
 
     def share(self, sequences: int) -> None:

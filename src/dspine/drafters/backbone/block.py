@@ -294,26 +294,39 @@ class _Mask:
         self._bound, self._window, self._cache = bound, window, cache
         self._length = bound.array.shape[-1]
         self._cells = bound.array.reshape(-1).data.cast("B").cast("H")
-        self._shown = [(0, 0)] * width
-        """First and end of the positions that each slot sees."""
+        self._column = np.full(width, _VISIBLE, np.uint16).data.cast("B").cast("H")
+        """What every slot sees, as a column of the cells."""
+        self._firsts, self._end = [0] * width, 0
+        """First positions that the slots see, and the common end."""
 
     def show(self) -> None:
         """Make it that of a block at the cache's next position."""
-        cache, window = self._cache, self._window
+        cache, window, end = self._cache, self._window, self._end
         start, position = cache.start, cache.length
-        for slot, (first, end) in enumerate(self._shown):
-            low = start if window is None else max(start, position + slot - window + 1)
-            if abs(low - first) + abs(position - end) > _FEW_CHANGES:
+        lows = [start] * len(self._firsts)
+        if window is not None and position + len(lows) - window > start:
+            lows = [max(start, position + slot - window + 1) for slot in range(len(lows))]
+        if end <= position <= end + _FEW_CHANGES and lows[-1] <= end:
+            self._change(lows, position)
+        else:
+            for slot, low in enumerate(lows):
                 self._write_row(slot, low)
-            else:
-                cells, capacity = self._cells, cache.capacity
-                place = slot * self._length + cache.block_rows
-                for gone in (*range(first, min(low, end)), *range(max(first, position), end)):
-                    cells[place + gone % capacity] = _HIDDEN
-                for new in (*range(low, min(first, position)), *range(max(low, end), position)):
-                    cells[place + new % capacity] = _VISIBLE
-            self._shown[slot] = low, position
+        self._firsts, self._end = lows, position
         self._bound.push()
+
+    def _change(self, lows: list[int], position: int) -> None:
+        """Show the positions up to `position` that are new, and hide those before `lows`."""
+        cells, capacity, length = self._cells, self._cache.capacity, self._length
+        context = self._cache.block_rows
+        if lows != self._firsts:
+            for slot, (first, low) in enumerate(zip(self._firsts, lows, strict=True)):
+                place = slot * length + context
+                for gone in range(first, low):
+                    cells[place + gone % capacity] = _HIDDEN
+                for seen in range(low, first):
+                    cells[place + seen % capacity] = _VISIBLE
+        for new in range(self._end, position):
+            cells[context + new % capacity :: length] = self._column
 
     def _write_row(self, slot: int, first: int) -> None:
         row = self._bound.array[0, 0, slot]

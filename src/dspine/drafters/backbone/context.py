@@ -196,7 +196,7 @@ class ContextGraph:
             g.expand(g.set_rows(cached_v, g.permute(v, 0, 2, 1, 3), rows))
         g.allocate()
         self._features, self._indices = g.bind(features), g.bind(indices)
-        self._staging = self._features.array.reshape(size, c.feature_size)
+        self._staging = self._features.array.reshape(-1).data.cast("B")
         self._numbers = struct.Struct(f"{2 * size}i")
         self._index_bytes = self._indices.array.data.cast("B")
 
@@ -206,9 +206,12 @@ class ContextGraph:
         positions = range(position, position + self.size)
         rows = [cache.block_rows + place % cache.capacity for place in positions[:count]]
         rows += [cache.rows - 1] * (self.size - count)
-        # Packing touches less code than NumPy does for so few numbers.
+        # Packing, and copying plain bytes, touch less code than NumPy does for so few numbers.
         self._numbers.pack_into(self._index_bytes, 0, *positions, *rows)
-        self._staging[:count] = features
+        data = features.data
+        if data.format != "f" or not data.c_contiguous:
+            data = np.ascontiguousarray(features, np.float32).data
+        self._staging[: data.nbytes] = data.cast("B")
         self._features.push()
         self._indices.push()
         self.graph.compute()
