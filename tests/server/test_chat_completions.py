@@ -91,6 +91,24 @@ def test_usage_comes_last_with_no_choices_when_asked_for() -> None:
     assert documents[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+def test_the_progress_of_a_long_prompt_is_told_to_who_asks() -> None:
+    question = {"messages": [{"role": "user", "content": "x" * 40}]}
+    with served("Hi.") as client:
+        told = stream(client, {**question, "return_progress": True})
+        again = stream(client, {**question, "return_progress": True})
+        quiet = stream(client, question)
+    total = told[-1]["timings"]["prompt_n"]
+    done = [found["prompt_progress"] for found in told if "prompt_progress" in found]
+    assert [part["processed"] for part in done] == [*range(8, total - 1, 8), total]
+    assert {(part["total"], part["cache"]) for part in done} == {(total, 0)}
+    times = [part["time_ms"] for part in done]
+    assert times == sorted(times)
+    # What was in memory from before counts as processed.
+    (held,) = [found["prompt_progress"] for found in again if "prompt_progress" in found]
+    assert (held["total"], held["cache"], held["processed"]) == (total, total - 1, total)
+    assert not any("prompt_progress" in found for found in quiet)
+
+
 def test_repeated_text_is_drafted_and_counted() -> None:
     with served("abcabcabcabcabcabcabcabc") as client:
         reply = chat(client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import NamedTuple
 
-from dspine.engine.events import Event, Prefill
+from dspine.engine.events import Event, Prefill, Reading
 from dspine.engine.loop import Run, Stepper, next_chunk, saw_chunk
 from dspine.engine.slots import Slot, SlotFacts
 from dspine.engine.steps import AnswerSteps, Told
@@ -102,6 +102,9 @@ class Answering:
             recorder.prefill_ms = self._read_ms
             events = [(self.number, Prefill(end + 1, self._read_ms, recorder.cached_tokens))]
             self.steps.start_clock()
+        elif run.tells_reading:
+            part = Reading(end + 1, position, self._read_ms, recorder.cached_tokens)
+            events = [(self.number, part)]
         # No call and no loop from here on: an interrupt comes before or after all of it.
         self._position = position
         told.events += events

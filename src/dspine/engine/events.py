@@ -29,6 +29,19 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """A part of the prompt is in memory: `done` of `tokens`, the first `reused` from before.
+
+    Told by the scheduler, to those who ask for it, before Prefill.
+    """
+
+    tokens: int
+    done: int
+    ms: float
+    reused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """How likely the target thought one emitted token, in nats.
 
@@ -72,4 +85,4 @@ class Finish:
     stats: Stats
 
 
-Event = Prefill | Step | Finish
+Event = Reading | Prefill | Step | Finish

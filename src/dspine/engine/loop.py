@@ -39,6 +39,8 @@ class Run:
     """Listens to `chooser`."""
     max_drafts: int | None = None
     """Drafts of a verify at most, None for as many as the policy says."""
+    tells_reading: bool = False
+    """Whether parts of the prompt are told of."""
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """Those of the tokens chosen since the last call, None when not asked for."""

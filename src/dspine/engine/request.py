@@ -42,6 +42,8 @@ class AnswerOptions:
     trace: Trace | None = None
     cache_prompt: bool = True
     max_drafts: int | None = None
+    tells_reading: bool = False
+    """Whether the scheduler tells of parts of the prompt (`Reading`)."""
 
 
 class Requests:
@@ -101,6 +103,7 @@ class Requests:
             reuse=options.cache_prompt and options.trace is None,
             logprobs=scores,
             max_drafts=options.max_drafts,
+            tells_reading=options.tells_reading,
         )
 
     def stepper(self, run: Run, slot: Slot, *, plain: bool) -> Stepper:

@@ -78,7 +78,8 @@ class Scheduler:
         variables: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> int:
-        """Begin an answer; its number, which no other answer has. Options as `Engine.generate`.
+        """Begin an answer; its number, which no other answer has. Options as `Engine.generate`,
+        and `tells_reading` for a Reading after each part of the prompt but the last.
 
         It takes the idle slot whose memory the prompt goes on from, else the one used longest ago
         (`choose_slot`). Raises UsageError when no slot is free, and what

@@ -197,6 +197,7 @@ def _options(
         "cache_prompt": body.cache_prompt,
         "max_drafts": drafts,
         "plain": drafts == 0,
+        "tells_reading": body.stream and body.return_progress,
     }
     if body.grammar is not None:
         _constrain(options, GrammarOptions.grammar(body.grammar), "grammar")

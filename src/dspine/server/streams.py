@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dspine.engine.events import Event, Finish, Prefill, Step, TokenLogprob
+from dspine.engine.events import Event, Finish, Prefill, Reading, Step, TokenLogprob
 from dspine.engine.stats import Stats
 from dspine.server.answers import (
     Piece,
@@ -153,13 +153,13 @@ class Writer:
             chunks.append(self._document([], usage=usage(finish.stats), **closing(finish.stats)))
         return chunks
 
-    def progress(self, prefill: Prefill) -> dict[str, Any]:
-        """llama-server's `prompt_progress` when the prompt is in memory."""
+    def progress(self, event: Reading | Prefill) -> dict[str, Any]:
+        """llama-server's `prompt_progress`, after each part of the prompt."""
         done = {
-            "total": prefill.tokens,
-            "cache": prefill.reused,
-            "processed": prefill.tokens,
-            "time_ms": round(prefill.ms),
+            "total": event.tokens,
+            "cache": event.reused,
+            "processed": event.done if isinstance(event, Reading) else event.tokens,
+            "time_ms": round(event.ms),
         }
         return self._document([], prompt_progress=done)
 
@@ -245,7 +245,7 @@ async def chunks(
             delta = reader.step(event)
             if delta is not None:
                 yield writer.chunk(delta), None
-        elif isinstance(event, Prefill):
+        elif isinstance(event, Reading | Prefill):
             if wish.wants_progress:
                 yield writer.progress(event), None
         elif event is None:
