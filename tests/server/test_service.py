@@ -57,6 +57,8 @@ def test_health_tells_how_loading_goes() -> None:
             assert client.get(path).status_code == 503
         assert client.post("/v1/chat/completions", json=ASK).status_code == 503
         assert client.get("/v1/models").json()["data"][0]["id"] == "fake"
+        service.thread.stage = "reading the target"
+        assert client.get("/health").json()["error"]["stage"] == "reading the target"
         may_load.set()
         assert service.thread.wait_ready(PATIENCE)
         assert client.get("/health").json() == {"status": "ok"}

@@ -48,8 +48,9 @@ main()
 
 
 NEVER_FOUND = """
-import time
+import logging, time
 def load(*_, **__):
+    logging.getLogger("dspine.load").info("reading the target")
     time.sleep(1)
     raise FileError("model.gguf has no layers: take another file")
 serve.open_engine = load
@@ -145,6 +146,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path:
         with socket.create_connection((address.hostname or "", address.port or 0)) as half:
             half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
             assert process.wait(PATIENCE) == 2, log.read_text()
+    assert log.read_text().count("\nloading: reading the target\n") == 1
     last = log.read_text().splitlines()[-1]
     assert last == "dspine: model.gguf has no layers: take another file"
     assert log.read_text().count("no layers") == 1 and "Traceback" not in log.read_text()

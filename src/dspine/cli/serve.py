@@ -64,6 +64,7 @@ def command(options: Options) -> int:
         for notice in engine.notices:
             warn(notice)
         if options.switch("warmup"):
+            logging.getLogger("dspine.load").info("warming up")
             engine.complete("Say hello.", max_tokens=8)
             # The first grammar takes a second, in which nobody else gets tokens.
             engine.complete("Say hello.", max_tokens=1, grammar=GrammarOptions.regex("[a-z]+"))
@@ -89,6 +90,7 @@ def command(options: Options) -> int:
         defaults,
     )
     set_up_log()
+    tell_stages(made.thread)
     host, port = options.choice("host"), options.number("port")
     with closing(bound_socket(host, port)) as listener, Running(made) as running:
         announce(options, listener)
@@ -189,6 +191,26 @@ class _Lines(logging.Formatter):
         if record.exc_info:
             row["trace"] = self.formatException(record.exc_info)
         return json.dumps(row, ensure_ascii=False)
+
+
+class _Stages(logging.Handler):
+    """Loading, as it goes on: for whoever reads stderr, and for whoever asks for the health."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._thread.stage = record.getMessage()
+        click.echo(f"loading: {self._thread.stage}", err=True)
+
+
+def tell_stages(thread: EngineThread) -> None:
+    """What loading is at goes to stderr and to `thread`."""
+    logger = logging.getLogger("dspine.load")
+    logger.handlers = [_Stages(thread)]
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
 
 
 def set_up_log() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from dspine.llama.sampler_options import ChainOptions
 from dspine.machine import cache_folder, physical_cores
 from dspine.measured import Calibration
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
+
+log = logging.getLogger("dspine.load")
+"""Says at level INFO what is done now, for whoever waits."""
 
 DEFAULT_CONTEXT = 4096
 MAX_NGRAM_WIDTH = 16
@@ -137,6 +141,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
     check_file(options.model)
     file, notices = _read_drafter(options)
     with ExitStack() as stack:
+        log.info("reading the target")
         find_library(options.library)
         folder = options.cache_dir or cache_folder()
         model = stack.enter_context(_load_target(options, folder))
@@ -146,9 +151,12 @@ def load_parts(options: LoadOptions) -> EngineParts:
         )
         sizes = _sizes(options, model, file)
         rollback = _settle_rollback(mode, options, model, sizes.drafts)
+        if file is not None:
+            log.info("reading the drafter")
         drafter = _open_drafter(options, model, file, sizes, folder)
         if drafter is not None:
             stack.callback(drafter.close)
+        log.info("measuring this machine, or taking what was measured before")
         choice = _choose(options, model, file, drafter, sizes, rollback.copies, folder)
         if options.calibrate and file is not None and not file.record.acceptance_curve:
             notices.append(assumes_acceptance(file.path))
@@ -156,6 +164,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             drafter.close()
             drafter = None
         loaded = _Loaded(model, file, drafter, sizes, rollback, choice)
+        log.info("making the context")
         context = stack.enter_context(_make_context(options, loaded))
         check_snapshots(rollback.snapshots(sizes.drafts), context.snapshots, model.architecture)
         if drafter is not None:

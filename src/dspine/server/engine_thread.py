@@ -48,6 +48,8 @@ class EngineThread:
 
     def __init__(self, load: Callable[[], Engine], *, queue_limit: int) -> None:
         """`queue_limit` requests may wait beside those that have a slot."""
+        self.stage = ""
+        """What loading is at."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called when the engine has failed and all who asked were told."""
         self._load = load

@@ -23,7 +23,8 @@ async def health(request: Request) -> Response:
     thread = service(request).thread
     if thread.state == "ready":
         return JSONResponse({"status": "ok"})
-    return error_response(503, thread.reason)
+    stage = {"stage": thread.stage} if thread.state == "loading" and thread.stage else {}
+    return error_response(503, thread.reason, None, **stage)
 
 
 async def models(request: Request) -> Response:
