@@ -157,6 +157,8 @@ def test_windows_follow_the_layer_types() -> None:
         (lambda v: v.update(layer_types=["full_attention"]), "one entry for each of 5"),
         (lambda v: v.update(layer_types=["linear_attention"] * 5), "linear_attention"),
         (lambda v: v.update(architectures=["DSparkDraftModel"]), "DSparkDraftModel"),
+        (lambda v: v.update(architectures=["LingDSparkModel"]), r"DSpark drafter \(LingDSpark"),
+        (lambda v: v.update(architectures=["DeepseekV4DSparkModel"]), "in DeepSeek-V4's form"),
         (_drop("architectures"), "architectures is None"),
         (lambda v: v.update(attention_bias=True), "attention_bias is True"),
         (lambda v: v.update(hidden_act="gelu"), "hidden_act is 'gelu'"),

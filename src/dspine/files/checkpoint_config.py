@@ -77,11 +77,15 @@ _SCALES: Mapping[str, str] = {
     "value_scale": "attention_value_scale",
 }
 """Field of DrafterConfig -> key, at the top or in `dflash_config`."""
-_RELATIVES: Mapping[str, tuple[str, str]] = {
+RELATIVES: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
-        ("DSparkDraftModel", "Qwen3DSparkModel", "DSparkSpeculator", "Gemma4DSparkModel"),
+        (
+            *("DSparkDraftModel", "Qwen3DSparkModel", "DSparkSpeculator", "Gemma4DSparkModel"),
+            *("Lfm2DSparkDraftModel", "LingDSparkModel"),
+        ),
         ("a DSpark drafter", "llama.cpp, vLLM and SGLang"),
     ),
+    "DeepseekV4DSparkModel": ("a DSpark drafter in DeepSeek-V4's form", "llama.cpp"),
     "DominoDraftModel": ("a Domino drafter", "SGLang"),
     "LlamaForCausalLMEagle3": ("an EAGLE-3 drafter", "llama.cpp, vLLM and SGLang"),
 }
@@ -299,8 +303,8 @@ def architecture_name(config: DrafterConfig) -> str:
 def _kind(values: Mapping[str, Any]) -> type[DrafterConfig]:
     names = values.get("architectures")
     known = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if isinstance(known, str) and known in _RELATIVES:
-        what, who = _RELATIVES[known]
+    if isinstance(known, str) and known in RELATIVES:
+        what, who = RELATIVES[known]
         raise FileError(f"this is {what} ({known}), which dspine does not run: {who} can")
     if not isinstance(known, str) or known not in ARCHITECTURES:
         raise FileError(

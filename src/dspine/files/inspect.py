@@ -13,7 +13,7 @@ from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError
 from dspine.files import foreign, verdict
 from dspine.files.checkpoint import CONFIG_FILE, read_checkpoint
-from dspine.files.checkpoint_config import ARCHITECTURE_NAME, ARCHITECTURES
+from dspine.files.checkpoint_config import ARCHITECTURE_NAME, ARCHITECTURES, RELATIVES
 from dspine.files.drafter_file import read_drafter
 from dspine.files.gguf_file import GgufHeader, MetadataValue, is_gguf, read_header, split_files
 from dspine.files.groups import by_group
@@ -31,12 +31,6 @@ from dspine.files.schema import (
 
 Facts = dict[str, object]
 
-_FOREIGN_FOLDERS: Mapping[str, str] = {
-    "DominoDraftModel": "Domino drafter",
-    "DSparkDraftModel": "DSpark drafter",
-    "Qwen3DSparkModel": "DSpark drafter",
-    "LlamaForCausalLMEagle3": "EAGLE-3 drafter",
-}
 _GEOMETRY_KEYS = (
     "context_length",
     "embedding_length",
@@ -125,7 +119,7 @@ def _foreign_names(header: GgufHeader) -> Facts:
 def _folder_facts(path: Path) -> Facts:
     names = _folder_architectures(path)
     if len(names) != 1 or names[0] not in ARCHITECTURES:
-        kind = next((_FOREIGN_FOLDERS[n] for n in names if n in _FOREIGN_FOLDERS), "")
+        kind = next((RELATIVES[n][0].partition(" ")[2] for n in names if n in RELATIVES), "")
         note = (
             f"{kind} in Hugging Face's layout, which dspine does not run."
             if kind

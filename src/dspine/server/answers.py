@@ -42,7 +42,9 @@ def usage(stats: Stats) -> dict[str, Any]:
 
 
 def timings(stats: Stats) -> dict[str, Any]:
-    """llama-server's `timings`; the draft counts only when something was drafted."""
+    """llama-server's `timings`; the draft counts only when something was drafted, and why nothing
+    is drafted though a drafter was asked for.
+    """
     new = max(0, stats.prompt_tokens - stats.cached_tokens)
     found: dict[str, Any] = {
         "cache_n": stats.cached_tokens,
@@ -55,6 +57,8 @@ def timings(stats: Stats) -> dict[str, Any]:
         "predicted_per_token_ms": stats.wall_ms / stats.tokens if stats.tokens else 0.0,
         "predicted_per_second": stats.tokens_per_second,
     }
+    if stats.disabled_reason:
+        found["drafting_off"] = stats.disabled_reason
     if stats.drafted:
         found |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
     return found
