@@ -158,7 +158,7 @@ def test_a_closed_pipe_ends_quietly(pair: tuple[Path, Path]) -> None:
     started.stdout.close()
     err = started.stderr.read()
     started.stderr.close()
-    assert started.wait(timeout=120) == 1
+    assert started.wait(timeout=300) == 1
     assert b"Traceback" not in err
     assert b"Exception ignored" not in err
 

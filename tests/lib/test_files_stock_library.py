@@ -33,7 +33,7 @@ def test_stock_llama_cpp_refuses_a_drafter_by_its_architecture(tmp_path: Path) -
         [sys.executable, "-c", LOAD, str(path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     assert done.stdout.strip() == "REFUSED"

@@ -11,14 +11,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dspine.machine import usable_cores
 from tests.support.default_pair import TASKS
-from tests.support.lossless import WAYS
+from tests.support.lossless import WAYS, write_noise
+from tests.support.rows import rows_are_invariant
 
 Facts = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -26,19 +31,33 @@ ALL = 20
 SOME = 4
 """Prompts of a task on stock kernels, where a user of this machine would not meet them."""
 
+STOCK = {"DSPINE_KERNELS": "off"}
 NEAR_TIE = 3.0
 """Rounding moves a logit by up to 1.3 between batch shapes, and a gap has two of them."""
 
 
-def child(target: Path, drafter: Path, count: int, *tasks: str, **environment: str) -> Facts:
-    """The facts about `count` prompts of each task (all of them, if none is named), from a process
-    of its own.
-    """
-    arguments = [str(target), str(drafter), str(count), *tasks]
+@dataclass(frozen=True)
+class Child:
+    """A process that finds the facts about `count` prompts of each of its tasks."""
+
+    kernels: str
+    count: int
+    tasks: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+Files = tuple[Path, Path, Path]
+"""The target, its drafter, and the folder with those of noise."""
+
+
+def run(files: Files, child: Child) -> Facts:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.lossless", *arguments],
+        [
+            *(sys.executable, "-m", "tests.support.lossless"),
+            *(*map(str, files), str(child.count), *child.tasks),
+        ],
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**os.environ, **child.environment},
         capture_output=True,
         text=True,
         check=False,
@@ -48,18 +67,59 @@ def child(target: Path, drafter: Path, count: int, *tasks: str, **environment: s
     return facts
 
 
+def run_all(files: Files, children: Sequence[Child]) -> dict[str, Facts]:
+    """The facts by kernels. Each process has one thread, so there is one for every core."""
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        found = list(pool.map(partial(run, files), children))
+    return {
+        name: joined([facts for c, facts in zip(children, found, strict=True) if c.kernels == name])
+        for name in {child.kernels for child in children}
+    }
+
+
+def joined(parts: Sequence[Facts]) -> Facts:
+    """One, as if one process had found all of them."""
+    [kernels] = {part["kernels"] for part in parts}
+    parted = next((part for part in parts if part["parted"]), parts[0])
+    return {
+        "kernels": kernels,
+        "rows": [row for part in parts for row in part["rows"]],
+        "long": next((part["long"] for part in parts if part["long"]), None),
+        "parted": parted["parted"],
+        "explained": parted["explained"],
+    }
+
+
 @pytest.fixture(scope="module")
-def usual(default_target: Path, default_drafter: Path, users_cache: Path) -> Facts:
+def files(
+    default_target: Path, default_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Files:
+    folder = tmp_path_factory.mktemp("noise")
+    write_noise(folder, default_target, default_drafter)
+    return default_target, default_drafter, folder
+
+
+@pytest.fixture(scope="module")
+def by_kernels(files: Files, users_cache: Path) -> dict[str, Facts]:
+    """The usual ones, as in a person's process, and ggml's where those are others."""
+    user = {"DSPINE_CACHE_DIR": str(users_cache)}
+    # What takes longest begins first.
+    children = [Child("usual", ALL, (task,), user) for task in reversed(TASKS)]
+    if rows_are_invariant(users_cache):
+        children.insert(0, Child("stock", SOME, TASKS, STOCK))
+    return run_all(files, children)
+
+
+@pytest.fixture(scope="module")
+def usual(by_kernels: dict[str, Facts]) -> Facts:
     """As a person's process runs: with our kernels, where this machine has them."""
-    return child(default_target, default_drafter, ALL, DSPINE_CACHE_DIR=str(users_cache))
+    return by_kernels["usual"]
 
 
 @pytest.fixture(scope="module")
-def stock(usual: Facts, default_target: Path, default_drafter: Path) -> Facts:
+def stock(by_kernels: dict[str, Facts]) -> Facts:
     """The kernels of ggml; those are the usual ones on a machine without ours."""
-    if usual["kernels"] is None:
-        return usual
-    return child(default_target, default_drafter, SOME, DSPINE_KERNELS="off")
+    return by_kernels.get("stock", by_kernels["usual"])
 
 
 @pytest.fixture(params=["usual", "stock"])
@@ -94,9 +154,9 @@ def test_a_difference_on_stock_kernels_is_the_targets_own(
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_all_prompts_on_stock_kernels(
-    task: str, default_target: Path, default_drafter: Path, capsys: pytest.CaptureFixture[str]
+    task: str, files: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = child(default_target, default_drafter, ALL, task, DSPINE_KERNELS="off")
+    facts = run(files, Child("stock", ALL, (task,), STOCK))
     with capsys.disabled():
         sys.stdout.write("".join(f"\n{line}" for line in report(facts)))
     check_counts(facts, ALL, (task,))

@@ -1,17 +1,16 @@
 """Answers of the default pair beside plain ones, as facts for a test to judge; a program.
 
-    python -m tests.support.lossless TARGET DRAFTER PROMPTS_OF_A_TASK [TASK ...]
+    python -m tests.support.lossless TARGET DRAFTER FOLDER PROMPTS_OF_A_TASK TASK...
 
-prints one JSON object; without a task all of them are asked. It runs in a process of its own,
-because which kernels compute is decided once a process. Blocks have a fixed width, whatever a
-measurement would choose.
+prints one JSON object; FOLDER has what `write_noise` writes. It runs in a process of its own,
+because which kernels compute is decided once a process, and on one thread, so that several fit
+side by side. Blocks have a fixed width, whatever a measurement would choose.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -36,7 +35,6 @@ from tests.support.default_pair import (
     NotingTarget,
     Outcome,
     decoded_alone,
-    fitting_threads,
     held_out,
     respond,
 )
@@ -84,45 +82,43 @@ class Rig:
         return respond(self.plain, self.alone, prompt, max_tokens=max_tokens)
 
 
+def write_noise(folder: Path, target_file: Path, drafter_file: Path) -> None:
+    """Drafters with random weights, of every kind, beside the one of the pair."""
+    taps = read_drafter(drafter_file).config.taps
+    write_pair_drafter(folder / "noise.gguf", target_file, taps=taps, draft_vocab_size=4096)
+    for kind in ("DFlash", "DFlash2"):
+        path = folder / f"noise-{kind.lower()}.gguf"
+        write_dflash_drafter(path, target_file, kind, taps=taps, draft_vocab_size=4096)
+
+
 @contextmanager
-def open_rig(target_file: Path, drafter_file: Path) -> Iterator[Rig]:
+def open_rig(target_file: Path, drafter_file: Path, folder: Path) -> Iterator[Rig]:
+    options: dict[str, Any] = {
+        "n_ctx": 1024,
+        "n_threads": 1,
+        "spec_draft_n_max": DRAFTS,
+        "calibrate": False,
+    }
     with ExitStack() as stack:
-        loaded = stack.enter_context(
-            dspine.load(
-                target_file, drafter_file, n_ctx=1024, spec_draft_n_max=DRAFTS, calibrate=False
-            )
-        )
+        loaded = stack.enter_context(dspine.load(target_file, drafter_file, **options))
         parts = loaded._parts
         assert isinstance(parts.target, LlamaTarget)
         assert isinstance(parts.drafter, DSpineDrafter)
         context = parts.target.context
         target = NotingTarget(context)
-        threads = fitting_threads(context)
-        parts.drafter.set_threads(threads)
         config = read_drafter(drafter_file).config
-
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        noise_file = write_pair_drafter(
-            folder / "noise.gguf", target_file, taps=config.taps, draft_vocab_size=4096
-        )
-        noise = stack.enter_context(
-            DSpineDrafter.load(noise_file, context.model, n_ctx=context.n_ctx, n_threads=threads)
-        )
-        noises: dict[str, AnyDrafter] = {"noise": noise}
-        for kind in ("DFlash", "DFlash2"):
-            path = write_dflash_drafter(
-                folder / f"{kind}.gguf", target_file, kind, taps=config.taps, draft_vocab_size=4096
-            )
+        noises: dict[str, AnyDrafter] = {}
+        for path in sorted(folder.glob("noise*.gguf")):
             opened = open_drafter(
-                read_drafter(path), context.model, n_ctx=context.n_ctx, n_threads=threads
+                read_drafter(path), context.model, n_ctx=context.n_ctx, n_threads=1
             )
-            noises[f"noise-{kind.lower()}"] = stack.enter_context(opened)
+            noises[path.stem] = stack.enter_context(opened)
         untouched = stack.enter_context(
             Context(
                 stack.enter_context(load_safely(target_file)),
                 n_ctx=context.n_ctx,
                 n_batch=context.n_batch,
-                n_threads=threads,
+                n_threads=1,
                 flash_attention=context.flash_attention,
                 max_outputs=context.max_outputs,
             )
@@ -232,9 +228,12 @@ def beyond_the_window(rig: Rig) -> dict[str, Any]:
     }
 
 
-def main(target: Path, drafter: Path, count: int, tasks: Sequence[str]) -> dict[str, Any]:
+def main(
+    target: Path, drafter: Path, folder: Path, count: int, tasks: Sequence[str]
+) -> dict[str, Any]:
+    """The long prompt is there once, with the last of all tasks."""
     rows = []
-    with open_rig(target, drafter) as rig:
+    with open_rig(target, drafter, folder) as rig:
         parted = None
         for task in tasks:
             for index, item in enumerate(held_out(task, count)):
@@ -248,12 +247,13 @@ def main(target: Path, drafter: Path, count: int, tasks: Sequence[str]) -> dict[
         return {
             "kernels": find_library().kernels.family,
             "rows": rows,
-            "long": beyond_the_window(rig),
+            "long": beyond_the_window(rig) if TASKS[-1] in tasks else None,
             "parted": parted and parted[0],
             "explained": parted and explained(rig, parted[1]),
         }
 
 
 if __name__ == "__main__":
-    found = main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] or TASKS)
+    target, drafter, folder = map(Path, sys.argv[1:4])
+    found = main(target, drafter, folder, int(sys.argv[4]), sys.argv[5:])
     sys.stdout.write(json.dumps(found) + "\n")
