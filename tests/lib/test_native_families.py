@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from dspine.kernels.selftest import TYPES
 from dspine.kernels.status import SWITCH
 from dspine.kernels.verdict import ANY, Verdict, run_test
 from dspine.llama.library import find_library
+from dspine.machine import usable_cores
 
 _ROOT = Path(__file__).parents[2]
 _NEWER = ("amx", "avx512", "avxvnni")
@@ -97,6 +99,15 @@ def _child(*arguments: str, **environment: str) -> dict[str, Any]:
     return found
 
 
+def _children(
+    calls: Sequence[tuple[str, ...]], environments: Sequence[Mapping[str, str]] = ()
+) -> list[dict[str, Any]]:
+    """What each call finds, as many at once as there are cores."""
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        made = environments or [{}] * len(calls)
+        return list(pool.map(lambda call, more: _child(*call, **more), calls, made))
+
+
 def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
     """And no file of a family leaves code of its own that another file might be linked with."""
     if not shutil.which("nm") or not shutil.which("objdump"):
@@ -111,7 +122,7 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
         return source.stem, made
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         objects = dict(pool.map(compile_one, sources))
     for name, made in objects.items():
         symbols = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True)
@@ -137,10 +148,12 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
 def test_products_have_the_bits_of_avx2(built: Path, emulated: Path) -> None:
     """All types, on the weights, shapes and rows that the AVX2 kernels are tested with."""
     folder = str(find_library().path)
-    real = _child("products", str(built), folder, "avx2")
     here = [(built, family) for family in kernels.families(built) if family in _NEWER]
-    for path, family in [*((emulated, family) for family in _NEWER), *here]:
-        found = _child("products", str(path), folder, family)
+    others = [*((emulated, family) for family in _NEWER), *here]
+    real, *all_found = _children(
+        [("products", str(path), folder, family) for path, family in [(built, "avx2"), *others]]
+    )
+    for (_, family), found in zip(others, all_found, strict=True):
         assert set(found) == set(real) == set(TYPES)
         for type_name, facts in found.items():
             assert facts["digest"] == real[type_name]["digest"], f"{family} {type_name}"
@@ -182,14 +195,13 @@ def test_attention_has_the_bits_of_avx2(emulated: Path, built: Path) -> None:
 def test_logits_of_the_target_have_the_bits_of_avx2(
     built: Path, cache: Path, default_target: Path
 ) -> None:
-    real = _child(
-        "logits", str(default_target), DSPINE_CACHE_DIR=str(built.parents[1]), **{SWITCH: "avx2"}
+    places = {"avx2": built.parents[1], **dict.fromkeys(_NEWER, cache)}
+    real, *all_found = _children(
+        [("logits", str(default_target))] * len(places),
+        [{"DSPINE_CACHE_DIR": str(at), SWITCH: family} for family, at in places.items()],
     )
     assert real["text"].startswith("dspine (AVX2)")
-    for family in _NEWER:
-        found = _child(
-            "logits", str(default_target), DSPINE_CACHE_DIR=str(cache), **{SWITCH: family}
-        )
+    for family, found in zip(_NEWER, all_found, strict=True):
         assert found["text"].startswith(f"dspine ({kernels.FAMILIES[family]})")
         assert found["digest"] == real["digest"], family
 

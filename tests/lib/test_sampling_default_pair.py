@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from dspine.engine.sampling import SamplingOptions
+from dspine.machine import usable_cores
 from tests.support.drawn import DRAWN_FROM, DRAWS
 from tests.support.toy_target import OracleSampler, Probabilities, chi_square, is_plausible
 
@@ -25,16 +27,24 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def facts(default_target: Path, default_drafter: Path, users_cache: Path) -> dict[str, Any]:
     assert default_target.exists() and default_drafter.exists()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.drawn"],
-        cwd=ROOT,
-        env={**os.environ, "DSPINE_CACHE_DIR": str(users_cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+
+    def part(name: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.drawn", name],
+            cwd=ROOT,
+            env={**os.environ, "DSPINE_CACHE_DIR": str(users_cache)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return facts
+
+    with ThreadPoolExecutor(usable_cores()) as pool:  # each has one thread
+        found = {
+            key: fact for one in pool.map(part, ("drawn", "penalised")) for key, fact in one.items()
+        }
     if found["kernels"] is None:
         pytest.skip("this machine has no kernels of ours")
     return found

@@ -1,6 +1,6 @@
 """Answers of the default pair under samplers, as facts for a test to judge; a program.
 
-    python -m tests.support.drawn
+    python -m tests.support.drawn penalised|drawn
 
 prints one JSON object. It runs in a process of its own, because which kernels compute is decided
 once a process.
@@ -41,17 +41,17 @@ KNOWN = 64
 """Most likely tokens of which the log-probabilities are told; more than top-k keeps."""
 
 
-def main() -> dict[str, Any]:
+def main(part: str) -> dict[str, Any]:
     with dspine.load(
         n_ctx=512, n_threads=1, proposer="dspine", spec_draft_n_max=3, calibrate=False
     ) as engine:
-        return {
-            "kernels": find_library().kernels.family,
-            "penalised": [
-                row for task in TASKS[:2] for row in penalised(engine, held_out(task, 1)[0].prompt)
-            ],
-            "drawn": drawn(engine),
-        }
+        facts: Any
+        if part == "drawn":
+            facts = drawn(engine)
+        else:
+            prompts = [held_out(task, 1)[0].prompt for task in TASKS[:2]]
+            facts = [row for prompt in prompts for row in penalised(engine, prompt)]
+        return {"kernels": find_library().kernels.family, part: facts}
 
 
 def penalised(engine: Engine, prompt: str) -> list[dict[str, Any]]:
@@ -109,4 +109,4 @@ def scores_after(engine: Engine, tokens: Sequence[int]) -> list[tuple[int, float
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main()) + "\n")
+    sys.stdout.write(json.dumps(main(sys.argv[1])) + "\n")
