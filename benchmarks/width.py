@@ -59,8 +59,8 @@ class Cut(FixedWidth):
         super().__init__({"ngram": MOST})
         self._least = least
 
-    def choose(self, drafted: Proposal) -> Proposal:
-        chosen, reached, count = super().choose(drafted), 1.0, 0
+    def choose(self, drafted: Proposal, led: Proposal = NOTHING) -> Proposal:
+        chosen, reached, count = super().choose(drafted, led), 1.0, 0
         for score in chosen.scores:
             reached *= score
             if reached < self._least:

@@ -92,6 +92,26 @@ def test_together_and_alone(
     assert [drafter.covered(seq) for seq in range(4)] == list(LENGTHS)
 
 
+def test_leads_together_and_alone(drafter: BackboneDrafter[Any, Any]) -> None:
+    asks = [DraftAsk(seq, ANCHORS[seq], 6, lead=(7, 9 + seq)[: seq % 3]) for seq in range(4)]
+    if not drafter.follows:
+        with pytest.raises(UsageError, match="cannot follow a lead"):
+            drafter.draft_many(asks)
+        return
+    asks.append(DraftAsk(0, ANCHORS[0], 4, lead=(7,)))
+    for group in (asks[:4], [asks[4], *asks[1:4]]):
+        alone = [drafter.draft(*ask) for ask in group]
+        for found, expected, ask in zip(drafter.draft_many(group), alone, group, strict=True):
+            close(found, expected)
+            assert (found.led is None) == (not ask.lead)
+            if found.led is not None and expected.led is not None:
+                assert len(found.led.tokens) == ask.width - 1 - len(ask.lead)
+                close(found.led, expected.led)
+    for lead in ((1, 2, 3), (-1,), (1_000_000,)):
+        with pytest.raises(UsageError, match="the lead"):
+            drafter.draft(0, 5, 4, None, lead)
+
+
 def test_contexts_go_on_between_drafts(drafter: BackboneDrafter[Any, Any]) -> None:
     """Each sequence grows and is cut by itself; the same graph serves them all the time."""
     pair_rows = np.random.default_rng(0).standard_normal(

@@ -63,6 +63,39 @@ def test_hidden_states_tables_and_chain_are_the_oracles(
     assert_same(found, pair.oracle().draft(features, ANCHOR, width))
 
 
+@pytest.mark.parametrize("draft_vocab_size", [None, 30])
+@pytest.mark.parametrize("windows", [(None, None), (6,)], ids=["full", "one layer"])
+def test_a_lead_goes_on_as_the_oracle_says(
+    windows: tuple[int | None, ...], draft_vocab_size: int | None
+) -> None:
+    """With candidates of the slots and with tokens that are none, also beyond the drafter's own
+    vocabulary; the block's own chain stays.
+    """
+    pair = TinyPair(tiny_config(windows, draft_vocab_size=draft_vocab_size), seed=21)
+    pair.tensors[f"blk.{len(windows) - 1}.inj_write.weight"] *= 8.0
+    features, oracle = pair.features(12), pair.oracle()
+    expected = oracle.draft(features, ANCHOR, 6)
+    found_any = 0
+    with pair.drafter() as drafter:
+        drafter.add_context(0, 0, features)
+        for length in (1, 2, 4):
+            candidates = expected.candidates[length - 1]
+            others = [token for token in range(0, 80, 9) if token not in candidates]
+            for last in (*candidates[:2], *others[:4]):
+                lead = (*range(3, 2 + length), last)
+                draft = drafter.draft(0, ANCHOR, 6, None, lead)
+                assert list(draft.tokens) == expected.tokens
+                tokens, scores = oracle.led(expected, lead)
+                assert draft.led is not None and list(draft.led.tokens) == tokens
+                np.testing.assert_allclose(draft.led.scores, scores, atol=1e-4)
+                found_any += tokens != expected.tokens[length:]
+        # Forced through the chain's own tokens, it is the chain.
+        own = drafter.draft(0, ANCHOR, 6)
+        led = drafter.draft(0, ANCHOR, 6, None, own.tokens[:3]).led
+        assert led is not None and led.tokens == own.tokens[3:]
+    assert found_any > 1, "the lead made no difference"
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -24,6 +24,8 @@ class FakeDrafter:
         self.contexts: dict[int, dict[int, int]] = {}
         self.additions: list[tuple[int, int]] = []
         self.drafts: list[tuple[int, int, int]] = []
+        self.follows = True
+        self.leads: list[tuple[int, ...]] = []
         self.together: list[int] = []
         """How many drafts each call of `draft_many` wanted."""
         self.closed = False
@@ -57,7 +59,14 @@ class FakeDrafter:
             assert int(place) == position + offset, "a feature at another position"
             self.of(seq)[position + offset] = int(token)
 
-    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+    def draft(
+        self,
+        seq: int,
+        anchor: int,
+        width: int,
+        draw: Draw | None = None,
+        lead: tuple[int, ...] = (),
+    ) -> Draft:
         assert 2 <= width <= self.block_size, f"width {width}"
         position = self.covered(seq)
         first = self.first_visible(position)
@@ -65,7 +74,13 @@ class FakeDrafter:
         assert -1 not in seen, "a visible position has no feature"
         self.drafts.append((position, anchor, width))
         before = [self.of(seq).get(place, 0) for place in range(position)]
-        return Draft(tuple(self.chain([*before, anchor], width - 1)))
+        draft = Draft(tuple(self.chain([*before, anchor], width - 1)))
+        if not lead:
+            return draft
+        assert len(lead) <= width - 2, "no slot is left after the lead"
+        self.leads.append(lead)
+        rest = self.chain([*before, anchor, *lead], width - 1 - len(lead))
+        return draft._replace(led=Draft(tuple(rest)))
 
     def draft_many(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         assert len({ask.seq for ask in asks}) == len(asks), "a sequence twice"

@@ -6,7 +6,7 @@ no code and no shortcut with what it checks. Tensors have GGUF names and PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,20 @@ class NumpyDSpine:
             row = int(np.argmax(table[row]))
             tokens.append(candidates[slot - 1][row])
         return OracleDraft(np.array(hidden), np.array(before[1:]), candidates, tables, tokens)
+
+    def led(self, draft: OracleDraft, lead: Sequence[int]) -> tuple[list[int], list[float]]:
+        """(tokens, scores) of the slots after the tokens of a lead, which stand in the first ones:
+        the walk is forced through them, and each write takes the code of the token before it.
+        """
+        tokens, scores, before = list[int](), list[float](), lead[-1]
+        for slot in range(len(lead), len(draft.candidates)):
+            ids = draft.candidates[slot]
+            row = self.head[ids] @ self._refined(draft.pre_injection[slot], before)
+            odds = np.exp(row - row.max())
+            before = ids[int(np.argmax(row))]
+            tokens.append(before)
+            scores.append(float(odds.max() / odds.sum()))
+        return tokens, scores
 
     def _layer(
         self, layer: int, h: list[Array], context: list[Array], position: int

@@ -63,7 +63,14 @@ class ToyDrafter(FakeDrafter):
         super().truncate(seq, length)
         self._covered = min(self._covered, length)
 
-    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+    def draft(
+        self,
+        seq: int,
+        anchor: int,
+        width: int,
+        draw: Draw | None = None,
+        lead: tuple[int, ...] = (),
+    ) -> Draft:
         position = self.covered(seq)
         seen = [self.context[place] for place in range(max(0, position - SEEN), position)]
         tokens, drawn = [*seen, anchor], list[Drawn]()

@@ -41,6 +41,39 @@ def test_each_slot_reads_the_row_of_the_candidate_chosen_before() -> None:
     assert draft.scores == pytest.approx(sigmoid, rel=1e-6)
 
 
+def test_a_forced_beginning_hands_its_last_token_on() -> None:
+    candidates = np.array([[10, 11], [20, 21], [30, 31], [40, 41]], dtype=np.int32)
+    first = np.array([0.0, 3.0], dtype=np.float32)
+    table = np.array(
+        [
+            [[9.0, 0.0], [1.0, 2.0]],
+            [[0.0, 9.0], [5.0, 4.0]],  # after 20 best is 31, after 21 best is 30
+            [[0.0, 2.0], [1.0, 0.0]],  # after 30 best is 41, after 31 best is 40
+        ],
+        dtype=np.float32,
+    )
+    chain = Chain(candidates, first, table)
+    assert chain.walk().tokens == (11, 21, 30, 41)
+    # 20 is a candidate of slot 2: its row is in the table. It forces 31 and so 40.
+    led = chain.after(2, table[1, 0]).walk()
+    assert led.tokens == (31, 40)
+    sigmoid = [1 / (1 + np.exp(-gap)) for gap in (9.0, 1.0)]
+    assert led.scores == pytest.approx(sigmoid, rel=1e-6)
+    # 77 is none: its row comes from its own code, here the opposite choice.
+    led = chain.after(2, np.array([6.0, 5.0], np.float32)).walk()
+    assert led.tokens == (30, 41)
+    assert led.scores[0] == pytest.approx(1 / (1 + np.exp(-1.0)))
+    assert chain.after(3, table[2, 1]).walk().tokens == (40,), "one slot is left"
+    assert chain.walk().tokens == (11, 21, 30, 41), "the chain itself is what it was"
+
+
+def test_noise_after_a_forced_beginning_is_that_of_its_places() -> None:
+    noise = Noise(3)
+    draw = Draw(1.0, 0.0, partial(noise.gumbel_rows, Purpose.SAMPLE, 40), False)
+    ids = np.array([[5, 6, 7], [8, 9, 10], [11, 12, 13]], np.int32)
+    np.testing.assert_array_equal(draw.after(2).noise(ids[2:]), draw.noise(ids)[2:])
+
+
 def test_a_single_slot_needs_no_table() -> None:
     draft = walk(
         np.array([[4, 5, 6]], dtype=np.int32),

@@ -138,7 +138,14 @@ def test_the_drafter_is_timed_with_the_context_of_a_step(clock: Clock) -> None:
         def add_context(self, seq: int, position: int, features: object) -> None:
             clock.now += 0.001
 
-        def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+        def draft(
+            self,
+            seq: int,
+            anchor: int,
+            width: int,
+            draw: Draw | None = None,
+            lead: tuple[int, ...] = (),
+        ) -> Draft:
             clock.now += 0.001 * width
             return Draft((1,) * (width - 1))
 

@@ -163,7 +163,14 @@ class Failing(FakeDrafter):
         super().__init__(lambda tokens, count: [1] * count)
         self.fails, self.asked = fails, 0
 
-    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+    def draft(
+        self,
+        seq: int,
+        anchor: int,
+        width: int,
+        draw: Draw | None = None,
+        lead: tuple[int, ...] = (),
+    ) -> Draft:
         self.asked += 1
         if self.asked in self.fails:
             raise RuntimeError("the graph broke")

@@ -68,7 +68,9 @@ def test_any_proposal_gives_the_plain_answer(
     policy: WidthPolicy = FixedWidth({"dspine": width - 1, "ngram": width - 1})
     if adaptive:
         flat = StepCosts(CostTable({1: 9.0, 9: 10.0}, {2: 1.0, 8: 2.0}), 9)
-        policy = AdaptiveWidth(flat, most_drafts=width - 1, block_size=width, curve=(0.6,) * 7)
+        policy = AdaptiveWidth(
+            flat, most_drafts=width - 1, block_size=width, curve=(0.6,) * 7, follows=True
+        )
 
     def make(target: FakeTarget) -> Proposer:
         drafter = FakeDrafter(chain, block_size=8, window=window)

@@ -84,7 +84,14 @@ class DecidedDrafter(FakeDrafter):
         super().__init__(lambda _tokens, count: [0] * count)
         self.tree, self.q = tree, q
 
-    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+    def draft(
+        self,
+        seq: int,
+        anchor: int,
+        width: int,
+        draw: Draw | None = None,
+        lead: tuple[int, ...] = (),
+    ) -> Draft:
         before = [self.context[place] for place in range(self.covered(seq))]
         tokens, drawn = [*before, anchor], list[Drawn]()
         for _ in range(width - 1):

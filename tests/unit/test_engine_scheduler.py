@@ -203,7 +203,14 @@ def test_a_drafter_that_fails_for_all_is_asked_for_each() -> None:
         def draft_many(self, asks: Sequence[DraftAsk]) -> list[Draft]:
             raise LibraryError("not together")
 
-        def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+        def draft(
+            self,
+            seq: int,
+            anchor: int,
+            width: int,
+            draw: Draw | None = None,
+            lead: tuple[int, ...] = (),
+        ) -> Draft:
             if seq == 1:
                 raise LibraryError("not for this one")
             return super().draft(seq, anchor, width, draw)

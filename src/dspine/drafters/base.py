@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +29,15 @@ class Draw:
     with_distributions: bool
     """Whether the distributions are wanted that the drafts were drawn from."""
 
+    def after(self, count: int) -> Draw:
+        """How to pick the tokens after the first `count`."""
+
+        def noise(candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+            before = np.zeros((count, candidates.shape[1]), np.int32)
+            return self.noise(np.concatenate((before, candidates)))[count:]
+
+        return replace(self, noise=noise)
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -47,6 +56,8 @@ class Draft(NamedTuple):
     """Softmax probability of each chosen token within its row of the transition table."""
     drawn: tuple[Drawn, ...] = ()
     """For each token, if it was asked for."""
+    led: Draft | None = None
+    """What follows a lead, if it was asked for: the chain of the slots after its tokens."""
 
 
 class DraftAsk(NamedTuple):
@@ -56,6 +67,7 @@ class DraftAsk(NamedTuple):
     anchor: int
     width: int
     draw: Draw | None = None
+    lead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,8 @@ class Drafter(Protocol):
     name: str
     block_size: int
     taps: tuple[int, ...]
+    follows: bool
+    """Whether it can go on after a lead."""
 
     def first_visible(self, anchor_position: int) -> int:
         """First context position that a block anchored at `anchor_position` can see."""
@@ -93,10 +107,19 @@ class Drafter(Protocol):
         block can see; earlier rows overwrite. Raises UsageError for any other gap.
         """
 
-    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
+    def draft(
+        self,
+        seq: int,
+        anchor: int,
+        width: int,
+        draw: Draw | None = None,
+        lead: tuple[int, ...] = (),
+    ) -> Draft:
         """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`.
 
-        They are the best ones, or picked as `draw` says.
+        They are the best ones, or picked as `draw` says. With a `lead`, tokens that somebody else
+        proposes for the first slots (width - 2 at most), the draft has a second chain: what the
+        same block says after them.
         """
 
     def draft_many(self, asks: Sequence[DraftAsk]) -> list[Draft]:

@@ -8,22 +8,19 @@ elsewhere. Pure: no clock, no library; what it knows it is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import islice
 from math import exp, log, sqrt
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.asking import LEAST_REACH, Prices, Prospects
 from dspine.engine.costs import StepCosts
+from dspine.engine.offers import AGREE, ALONE, DIFFER, LOOKED_UP, Offer, kinds_after
+from dspine.engine.onward import OnwardProspects
 from dspine.engine.proposal import DRAFTER, JOINT, NOTHING, Ask, Proposal
 from dspine.engine.sequence import common_prefix
 from dspine.engine.trial import Trial, would_have
 from dspine.engine.waiting import owed_ms
 from dspine.engine.width import Outcome, Outlook
-
-ALONE, AGREE, DIFFER, LOOKED_UP = 0, 1, 2, 3
-"""Kinds of a draft: nobody else proposes for its slot, or the same, or another token; or it is
-a lookup's that continues a chain of the network."""
 
 NETWORK_PRIORS = (
     ScorePrior(-0.3, 0.8),
@@ -71,38 +68,6 @@ PROBE_FIRST, PROBE_LAST = 16, 128
 """Least and most steps between two questions of that kind."""
 
 
-@dataclass(slots=True)
-class _Chain:
-    """Drafts of one source, slot by slot, and how far they were confirmed."""
-
-    source: Reliability
-    proposal: Proposal
-    slots: list[int]
-    at: int = 0
-
-    def follow(self, confirmed: Sequence[int]) -> bool:
-        """Learn from confirmed tokens; whether the chain is right so far and goes on."""
-        tokens = self.proposal.tokens
-        for token in confirmed:
-            if self.at >= len(tokens):
-                return False
-            right = tokens[self.at] == token
-            self.source.learn(self.slots[self.at], right)
-            self.at += 1
-            if not right:
-                return False
-        return self.at < len(tokens)
-
-    def expected(self, drafts: int) -> list[float]:
-        """Tokens of a step that verifies 0, 1, ... of its drafts, at most so many."""
-        return list(accumulate(self.source.reaches(self.slots[:drafts]), initial=1.0))
-
-    def rest(self, limit: int) -> _Chain:
-        """What is left of a chain that was right so far."""
-        left = self.proposal.after(self.at).first(limit)
-        return _Chain(self.source, left, self.slots[self.at : self.at + limit])
-
-
 class AdaptiveWidth:
     """Learns from every step of an engine; `begin` starts another text with what is usual."""
 
@@ -114,13 +79,16 @@ class AdaptiveWidth:
         block_size: int = 1,
         curve: Sequence[float] = (),
         shared: Callable[[int], StepCosts] | None = None,
+        follows: bool = False,
     ) -> None:
-        """`block_size` is the drafter's (1 without one), `curve` its stored acceptance.
+        """`block_size` is the drafter's (1 without one), `curve` its stored acceptance; `follows`
+        says whether it can follow drafts of a lookup.
 
         `shared(n)` are the costs where n sequences answer at once.
         """
         self._costs = costs
         self._shared = shared
+        self._follows = follows
         self._sequences = 1
         self._most = most_drafts
         self._block = block_size
@@ -132,6 +100,7 @@ class AdaptiveWidth:
         self._prospects = Prospects(
             self._network, typical, situations=SITUATIONS, most_drafts=max(1, block_size - 1)
         )
+        self._onward = OnwardProspects(typical[len(typical) // 2])
         self._since = self._doubts = 0
         self._trial = Trial()
         self._has_rivals = False
@@ -143,14 +112,14 @@ class AdaptiveWidth:
     def _start(self) -> None:
         self._tokens, self._time = 16.0 * self._speed, 16.0
         self._credit = CREDIT
-        self._open: _Chain | None = None
-        self._free: list[_Chain] = []
-        self._offers: list[_Chain] = []
-        self._all: list[_Chain] = []
+        self._open: Offer | None = None
+        self._free: list[Offer] = []
+        self._offers: list[Offer] = []
+        self._all: list[Offer] = []
         self._worth: list[tuple[int, float]] = []
-        self._instead: tuple[_Chain, int] | None = None
+        self._instead: tuple[Offer, int] | None = None
         self._is_rest = False
-        self._drafted: _Chain | None = None
+        self._drafted: Offer | None = None
         self._rows: list[float] = [1.0]
         self._plain = 1.0
         self._owed: list[float] = self._nothing
@@ -159,12 +128,16 @@ class AdaptiveWidth:
         self._draft_ms = 0.0
         self._width = self._situation = 0
         self._probing = self._warm = False
+        self._lead: tuple[Offer, int] | None = None
+        """The lookup, and how many of its drafts, that a draft should follow as well."""
+        self._led: Offer | None = None
         self._rate = 0.0
         self._prospects.forget()
 
     def begin(self, drafts: int | None = None) -> None:  # noqa: ARG002 - the rows asked for are limited
         self._speed = max(1.0, self._tokens / self._time)
         self._network.begin()
+        self._onward.begin()
         for source in self._sources:
             source.begin()
         self._start()
@@ -194,6 +167,7 @@ class AdaptiveWidth:
         if self._open is not None:
             self._offers.append(self._open.rest(request.limit))
         self._drafted, self._width, self._probing = None, 0, False
+        self._lead = self._led = None
         self._worth, self._instead = [], None
         if self._block < 2 or waiting is None:
             return 0
@@ -220,6 +194,8 @@ class AdaptiveWidth:
         width, gain = judgement.width, judgement.value
         goes_on = self._warm and situation == self._situation
         self._situation = situation
+        if self._follows and self._leads(request, waiting, width, gain):
+            return self._width - 1
         if width < 2:
             return 0
         draft_ms = self._costs.draft(width, waiting, warm=self._warm)
@@ -238,8 +214,17 @@ class AdaptiveWidth:
         self._width, self._draft_ms = width, draft_ms
         return width - 1
 
-    def choose(self, drafted: Proposal) -> Proposal:
+    def lead(self) -> Proposal:
+        if self._lead is None:
+            return NOTHING
+        offer, count = self._lead
+        return offer.proposal.first(count)
+
+    def choose(self, drafted: Proposal, led: Proposal = NOTHING) -> Proposal:
         offers = self._offers
+        if led.tokens and self._lead is not None:
+            self._led = self._watch_lead(led, *self._lead)
+            offers = [*offers, self._led]
         if drafted.tokens:
             self._drafted = self._watch(drafted)
             self._prospects.add(self._situation, self._drafted.slots[: drafted.own])
@@ -256,7 +241,8 @@ class AdaptiveWidth:
             count, worth = known[index] if known else self._best(chain)
             if worth > value:
                 value, chosen = worth, chain.proposal.first(count)
-                self._is_rest = index == len(self._free) and chain is not self._drafted
+                made = (self._drafted, self._led)
+                self._is_rest = index == len(self._free) and chain not in made
         if drafted.tokens:
             self._since = 0
         return chosen
@@ -273,6 +259,9 @@ class AdaptiveWidth:
                 self._open = drafted
             if self._probing:
                 self._probed(drafted, confirmed)
+        led = self._led
+        if led is not None and led.follow(confirmed) and self._open is None:
+            self._open = led
         cost = expected = rows[outcome.drafts]
         self._costs.observe_rows(expected, self._extra + outcome.drafts + 1, outcome.verify_ms)
         if outcome.drafts:
@@ -325,7 +314,7 @@ class AdaptiveWidth:
 
     # -- arithmetic ------------------------------------------------------------------------------
 
-    def _best(self, chain: _Chain) -> tuple[int, float]:
+    def _best(self, chain: Offer) -> tuple[int, float]:
         """(drafts, value) of the best part of a chain, as far as its loss can be afforded."""
         rows, rate = self._rows, self._rate
         owed, save, lost = self._owed, self._save, 0.0
@@ -333,7 +322,7 @@ class AdaptiveWidth:
         if self._width:
             allowed -= self._draft_ms
         before, tokens, best, value = 1.0, 1.0, 0, 1.0 - rate * rows[0]
-        for count, reached in enumerate(chain.source.reaches(chain.slots), 1):
+        for count, reached in enumerate(chain.reaches(), 1):
             lost += (before - reached) * owed[count]
             before = reached
             if reached < LEAST_REACH or rows[count] + owed[count] > allowed:
@@ -372,7 +361,7 @@ class AdaptiveWidth:
         self._probing = True
         return True
 
-    def _probed(self, drafted: _Chain, confirmed: Sequence[int]) -> None:
+    def _probed(self, drafted: Offer, confirmed: Sequence[int]) -> None:
         """Drafts that nobody else had are followed up at once: it may be another text."""
         right = common_prefix(drafted.proposal.tokens, confirmed)
         free = (common_prefix(chain.proposal.tokens, confirmed) for chain in self._free)
@@ -391,11 +380,46 @@ class AdaptiveWidth:
             other_cost = self._rows[count] + self._save + (0.0 if right else self._restore)
         return len(confirmed) - other - self._rate * (cost - other_cost)
 
-    def _looked_up(self, proposal: Proposal) -> _Chain:
-        slots = list(map(score_bin, proposal.scores))
-        return _Chain(self._lookups[proposal.proposer], proposal, slots)
+    def _leads(self, request: Ask, waiting: int, width: int, gain: float) -> bool:
+        """Chooses the lookup that a draft should follow as well, and says whether that alone is
+        worth a draft: more than the `gain` of one of this `width` that follows none.
+        """
+        if self._instead is None:
+            return False
+        offer, given = self._instead
+        most = min(self._block - 1, request.limit) - given
+        if most < 1:
+            return False
+        reached = next(islice(offer.reaches(), given - 1, None))
+        own, promised = self._onward.judge(reached, given, most, self._prices())
+        if width > given + 1 or own:
+            self._lead = self._instead
+        if promised <= max(gain, 0.0):
+            return False
+        own = max(own, width)
+        draft_ms, rows = self._costs.draft(own, waiting, warm=self._warm), self._rows
+        least = draft_ms + rows[given + 1] - rows[0] + self._save + self._owed[given + 1]
+        if least > self._credit * self._plain or self._rate * draft_ms > self._trial.left:
+            return False
+        self._width, self._draft_ms = own, draft_ms
+        return True
 
-    def _watch(self, drafted: Proposal) -> _Chain:
+    def _watch_lead(self, led: Proposal, offer: Offer, given: int) -> Offer:
+        """A lookup's first drafts and what the network says after them, told where others agree."""
+        kinds = kinds_after(led.tokens, given, self._free)
+        slots = [
+            BINS * kind + score_bin(score)
+            for kind, score in zip(kinds, led.scores[given:], strict=True)
+        ]
+        self._onward.add(slots)
+        lead = tuple(map(offer.source.chance, offer.slots[:given]))
+        return Offer(self._onward.reliability, led, slots, lead=lead)
+
+    def _looked_up(self, proposal: Proposal) -> Offer:
+        slots = list(map(score_bin, proposal.scores))
+        return Offer(self._lookups[proposal.proposer], proposal, slots)
+
+    def _watch(self, drafted: Proposal) -> Offer:
         """The drafter's chain and the free ones, each told where the others agree."""
         own = min(drafted.own, len(drafted.tokens))
         kinds = [ALONE] * own + [LOOKED_UP] * (len(drafted.tokens) - own)
@@ -415,7 +439,7 @@ class AdaptiveWidth:
             BINS * kind + score_bin(score)
             for kind, score in zip(kinds, drafted.scores, strict=True)
         ]
-        return _Chain(self._network, drafted, slots)
+        return Offer(self._network, drafted, slots)
 
 
 def _typical_chains(curve: Sequence[float]) -> list[list[int]]:

@@ -327,6 +327,7 @@ def _assemble(
         snapshots=rollback.snapshots(sizes.drafts),
         replay=rollback.replay,
         parallel=options.parallel,
+        follows=drafter is not None and drafter.follows,
     )
     together = LlamaTargets(context) if options.parallel > 1 else None
     return EngineParts(

@@ -26,6 +26,7 @@ def policy_maker(
     snapshots: int,
     replay: int,
     parallel: int,
+    follows: bool = False,
 ) -> Callable[[], WidthPolicy]:
     """Makes one policy for each of `parallel` sequences, as `make_policy` describes. What all of
     them learn of the costs of several sequences is common to them.
@@ -46,6 +47,7 @@ def policy_maker(
             snapshots=snapshots,
             replay=replay,
             shared=shared if costs is not None and parallel > 1 else None,
+            follows=follows,
         )
 
     return make
@@ -61,12 +63,14 @@ def make_policy(
     snapshots: int = 0,
     replay: int = 0,
     shared: Callable[[int], StepCosts] | None = None,
+    follows: bool = False,
 ) -> WidthPolicy:
     """How far each proposer goes: as pays at each step, or as `--spec-draft-n-max` says.
 
     `block_size` is the drafter's (1 without one), `curve` its stored acceptance, `most` the rows
     of a verify, in front of which up to `replay` confirmed ones may be decoded again; where states
     are kept for rows, there are `snapshots` of them. `shared(n)` are the costs of n sequences.
+    `follows`: the drafter can follow a lookup's drafts.
     """
     steps = StepCosts(costs, most + replay) if costs is not None else None
     if n_max is None and steps is not None:
@@ -76,6 +80,7 @@ def make_policy(
             block_size=block_size,
             curve=curve,
             shared=shared,
+            follows=follows,
         )
     limits = {DRAFTER: block_size - 1, "ngram": most - 1}
     if snapshots:

@@ -11,7 +11,7 @@ from dspine.drafters.base import Draft, DraftAsk, Drafter
 from dspine.engine.feed import FeatureFeed
 from dspine.engine.ngram import NgramIndex
 from dspine.engine.ngram_table import NgramTable
-from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Confirmed, Proposal, Proposer
+from dspine.engine.proposal import DRAFTER, MOST, NOTHING, Ask, Confirmed, Proposal, Proposer
 from dspine.engine.sequence import common_prefix
 from dspine.engine.target import Target
 from dspine.engine.width import WidthPolicy
@@ -218,27 +218,30 @@ class DrafterProposer:
         return self.disabled_reason is None and ask.position + 1 < self._max_positions
 
     def propose(self, ask: Ask) -> Proposal:
-        return self.draft(ask, ask.limit)
+        return self.draft(ask, ask.limit)[0]
 
-    def draft(self, ask: Ask, limit: int) -> Proposal:
-        """At most `limit` drafts, which may be fewer than the ask's."""
+    def draft(self, ask: Ask, limit: int, lead: Proposal = NOTHING) -> tuple[Proposal, Proposal]:
+        """At most `limit` drafts, which may be fewer than the ask's; and the lead with what
+        follows it, where the drafter can tell that.
+        """
         width = self._width(ask, limit)
         if not width:
-            return NOTHING
+            return NOTHING, NOTHING
         try:
             self._feed.flush(ask.position)
-            draft = self._drafter.draft(self._seq, ask.anchor, width, ask.draw)
+            told = self._told(ask, width, lead)
+            draft = self._drafter.draft(self._seq, ask.anchor, width, ask.draw, told)
         except Exception as error:  # noqa: BLE001 - any failure of a drafter is survivable
             self._failed(error)
-            return NOTHING
-        return self.proposal(draft)
+            return NOTHING, NOTHING
+        return self.proposal(draft), self.led(draft, lead)
 
-    def wish(self, ask: Ask, limit: int) -> DraftAsk | None:
+    def wish(self, ask: Ask, limit: int, lead: Proposal = NOTHING) -> DraftAsk | None:
         """The same, as a draft to be made outside; hands over what waits for it."""
         width = self._width(ask, limit)
         if not width or self._guarded(lambda: self._flushed(ask.position)) is None:
             return None
-        return DraftAsk(self._seq, ask.anchor, width, ask.draw)
+        return DraftAsk(self._seq, ask.anchor, width, ask.draw, self._told(ask, width, lead))
 
     def proposal(self, draft: Draft | Exception) -> Proposal:
         """What became of a draft."""
@@ -251,6 +254,23 @@ class DrafterProposer:
             return NOTHING
         scores = draft.scores or (UNSCORED,) * len(tokens)
         return Proposal(tokens, scores, self.name, draft.drawn)
+
+    def led(self, draft: Draft | Exception, lead: Proposal) -> Proposal:
+        """The lead and what follows it."""
+        if isinstance(draft, Exception) or draft.led is None:
+            return NOTHING
+        tokens = draft.led.tokens
+        scores = draft.led.scores or (UNSCORED,) * len(tokens)
+        return lead._replace(own=MOST).continued(tokens, scores, self.name)
+
+    def _told(self, ask: Ask, width: int, lead: Proposal) -> tuple[int, ...]:
+        """The tokens of the lead, if such a block has a slot after them. Where drafts are drawn to
+        be judged by rejection, all of a block must be.
+        """
+        rejects = ask.draw is not None and ask.draw.with_distributions
+        if rejects or len(lead.tokens) > width - 2 or not self._drafter.follows:
+            return ()
+        return lead.tokens
 
     def _width(self, ask: Ask, limit: int) -> int:
         """Of the block for at most `limit` drafts; 0 where there can be none."""
@@ -336,23 +356,25 @@ class AutoProposer:
 
     def propose(self, ask: Ask) -> Proposal:
         wanted = self._look(ask)
-        drafted = NOTHING
+        drafted = led = NOTHING
         if wanted and self._drafter is not None:
-            drafted = self._drafter.draft(ask, min(wanted, ask.limit))
-        return self._policy.choose(self._continued(drafted, ask.limit))
+            lead = self._policy.lead()
+            drafted, led = self._drafter.draft(ask, min(wanted, ask.limit), lead)
+        return self._policy.choose(self._continued(drafted, ask.limit), led)
 
     def wish(self, ask: Ask) -> DraftAsk | None:
         wanted = self._look(ask)
         if not wanted or self._drafter is None:
             return None
         self._limit = ask.limit
-        return self._drafter.wish(ask, min(wanted, ask.limit))
+        return self._drafter.wish(ask, min(wanted, ask.limit), self._policy.lead())
 
     def choose(self, draft: Draft | Exception | None) -> Proposal:
-        drafted = NOTHING
+        drafted = led = NOTHING
         if draft is not None and self._drafter is not None:
             drafted = self._drafter.proposal(draft)
-        return self._policy.choose(self._continued(drafted, self._limit))
+            led = self._drafter.led(draft, self._policy.lead())
+        return self._policy.choose(self._continued(drafted, self._limit), led)
 
     def _continued(self, drafted: Proposal, limit: int) -> Proposal:
         """A draft of the network, longer where lookups know what follows. What was drawn stays

@@ -158,8 +158,13 @@ class WidthPolicy(Protocol):
         `waiting` feature rows are still to be handed to the drafter; None: it cannot draft now.
         """
 
-    def choose(self, drafted: Proposal) -> Proposal:
-        """What to verify: part of what `ask` saw, or of `drafted` (NOTHING if it did not ask)."""
+    def lead(self) -> Proposal:
+        """After `ask`, a lookup's first drafts that the draft should follow too; else NOTHING."""
+
+    def choose(self, drafted: Proposal, led: Proposal = NOTHING) -> Proposal:
+        """What to verify: part of what `ask` saw, or of `drafted` (NOTHING if it did not ask), or
+        of `led`, which is the lead and what the drafter says after it.
+        """
 
     def observe(self, outcome: Outcome) -> None:
         """How the step ended."""
@@ -231,7 +236,10 @@ class FixedWidth:
             return 0
         return self.most(DRAFTER)
 
-    def choose(self, drafted: Proposal) -> Proposal:
+    def lead(self) -> Proposal:
+        return NOTHING
+
+    def choose(self, drafted: Proposal, led: Proposal = NOTHING) -> Proposal:  # noqa: ARG002 - see lead
         self._chosen = NOTHING
         if not self._is_due:
             chosen = drafted if drafted.tokens else self._found

@@ -71,17 +71,19 @@ class BlockGraph(ABC):
         caches: Sequence[ContextCache],
         width: int,
         context_rows: int,
+        follows: bool = False,
     ) -> None:
+        """`follows`: a second chain is wanted, which follows a lead."""
         self._config, self._weights, self._caches = config, weights, tuple(caches)
-        self.width = width
+        self.width, self._follows = width, follows
         self._count = count = len(self._caches)
         self._key_rows = caches[0].block_rows + context_rows
-        self._numbers = struct.Struct(f"{(2 * width + 1) * count}i")
+        self._numbers = struct.Struct(f"{(2 * width + 3) * count}i")
         self._masked = (config.mask_token_id,) * (width - 1)
         self._kinds: list[_MaskKind] = list(zip(config.windows, config.causal, strict=True))
         nodes = 96 + (self.max_layer_nodes + 16 * (count - 1)) * config.num_layers
         g = self.graph = Graph(backend, max_nodes=nodes)
-        self._input = g.input("ids_positions_anchors", "i32", ((2 * width + 1) * count,))
+        self._input = g.input("ids_positions_ends", "i32", ((2 * width + 3) * count,))
         self._mask_inputs = {
             (kind, index): g.input(
                 f"mask_{kind[0]}_{kind[1]}_{index}", "f16", (self._key_rows, width)
@@ -100,6 +102,8 @@ class BlockGraph(ABC):
         self._results = [g.bind(output) for output in outputs]
         found = self._unpack([result.array for result in self._results])
         self._chains = [Chain(*scores) for scores in found]
+        self._led: dict[tuple[int, int], Chain] = {}
+        """Chains after a lead, by sequence and the lead's length."""
 
     @abstractmethod
     def _score(self, g: Graph, hidden: Tensor) -> list[Tensor]:
@@ -109,21 +113,44 @@ class BlockGraph(ABC):
     def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
         """Views of the outputs by sequence, in the order of `_score`."""
 
+    def _row_after(self, sequence: int) -> npt.NDArray[np.float32]:
+        """(K,) scores of the candidates of the slot after the lead of one of the sequences."""
+        raise NotImplementedError(f"{type(self).__name__} cannot follow a lead")
+
     # -- running -------------------------------------------------------------------------------
 
-    def draft(self, anchor: int, draw: Draw | None = None) -> Draft:
-        """The chain after `anchor` at the cache's next position, of one sequence."""
-        self._run((anchor,))
-        return self._chains[0].walk(draw)
+    def draft(self, anchor: int, draw: Draw | None = None, lead: tuple[int, ...] = ()) -> Draft:
+        """The chain after `anchor` at the cache's next position, of one sequence; also the one
+        after a lead, in a graph that follows one.
+        """
+        self._run((anchor,), (lead,))
+        return self._walk(0, draw, lead)
 
-    def draft_all(self, anchors: Sequence[int], draws: Sequence[Draw | None]) -> list[Draft]:
-        """The chains of all sequences."""
-        self._run(anchors)
-        return [chain.walk(draw) for chain, draw in zip(self._chains, draws, strict=True)]
+    def draft_all(
+        self,
+        anchors: Sequence[int],
+        draws: Sequence[Draw | None],
+        leads: Sequence[tuple[int, ...]],
+    ) -> list[Draft]:
+        """The same for all sequences."""
+        self._run(anchors, leads)
+        pairs = zip(draws, leads, strict=True)
+        return [self._walk(index, draw, lead) for index, (draw, lead) in enumerate(pairs)]
+
+    def _walk(self, index: int, draw: Draw | None, lead: tuple[int, ...]) -> Draft:
+        chain = self._chains[index]
+        draft = chain.walk(draw)
+        if not lead:
+            return draft
+        count = len(lead)
+        led = self._led.get((index, count))
+        if led is None:
+            led = self._led[index, count] = chain.after(count, self._row_after(index))
+        return draft._replace(led=led.walk(draw and draw.after(count)))
 
     def trace(self, anchor: int) -> DraftTrace:
         """A draft of one sequence with everything in between."""
-        self._run((anchor,))
+        self._run((anchor,), ((),))
         chain = self._chains[0]
         hidden = self.graph.get(self._hidden).reshape(self.width - 1, -1)
         return DraftTrace(
@@ -134,14 +161,18 @@ class BlockGraph(ABC):
             chain.table.copy(),
         )
 
-    def _run(self, anchors: Sequence[int]) -> None:
+    def _run(self, anchors: Sequence[int], leads: Sequence[tuple[int, ...]]) -> None:
         """Write what the walks need; the next run writes over it."""
         ids: list[int] = []
         positions: list[int] = []
+        # The token before the slot after the lead, and the place of that slot among all of them.
+        ends = [(anchor, *lead)[-1] for anchor, lead in zip(anchors, leads, strict=True)]
+        slots = self.width - 1
+        places = [index * slots + len(lead) for index, lead in enumerate(leads)]
         for anchor, cache in zip(anchors, self._caches, strict=True):
             ids += (anchor, *self._masked)
             positions += range(cache.length, cache.length + self.width)
-        self._numbers.pack_into(self._id_bytes, 0, *ids, *positions, *anchors)
+        self._numbers.pack_into(self._id_bytes, 0, *ids, *positions, *anchors, *ends, *places)
         self._ids.push()
         for mask in self._masks:
             mask.show()
@@ -167,7 +198,10 @@ class BlockGraph(ABC):
         c, weights, rows = self._config, self._weights, self.width * self._count
         tokens = g.view(self._input, (rows,))
         positions = g.view(self._input, (rows,), offset=rows * 4)
-        self._anchors = g.view(self._input, (self._count,), offset=2 * rows * 4)
+        self._anchors, self._ends, self._places = (
+            g.view(self._input, (self._count,), offset=(2 * rows + part * self._count) * 4)
+            for part in range(3)
+        )
         h = g.get_rows(weights.embedding, tokens)
         if c.embedding_scale != 1.0:
             h = h * c.embedding_scale

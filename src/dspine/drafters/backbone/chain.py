@@ -45,6 +45,12 @@ class Chain:
         self._first = _bytes(first_row).cast("f")
         self._later = [[_bytes(row).cast("f") for row in rows] for rows in table]
 
+    def after(self, count: int, row: npt.NDArray[np.float32]) -> Chain:
+        """What follows `count` tokens that somebody else chose, whether candidates or not: `row`
+        (K,) scores the candidates of the next slot after the last of them.
+        """
+        return Chain(self.candidates[count:], row, self.table[count:])
+
     def walk(self, draw: Draw | None = None) -> Draft:
         """Follow the best candidate of each slot, or one drawn, given the one chosen before.
 

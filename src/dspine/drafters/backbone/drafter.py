@@ -33,8 +33,8 @@ _MAX_BLOCK_GRAPHS = 64
 _MAX_SHARED_GRAPHS = 24
 """The same for graphs of several sequences, which need more memory each."""
 
-_GraphKey: TypeAlias = tuple[tuple[int, ...], int, int]
-"""Sequences, width, context rows."""
+_GraphKey: TypeAlias = tuple[tuple[int, ...], int, int, bool]
+"""Sequences, width, context rows, whether it follows a lead."""
 
 ConfigT = TypeVar("ConfigT", bound=DrafterConfig)
 BlockT = TypeVar("BlockT", bound=BlockGraph)
@@ -51,6 +51,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
     name: str
     """The kind, as reports name its proposals."""
     config_type: type[ConfigT]
+    follows = False
+    """Whether the kind can follow a lead."""
     _serves_several = True
     """Whether one graph can make blocks of several sequences."""
 
@@ -100,8 +102,12 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         """Declare the weights that this kind adds to the backbone's."""
 
     @abstractmethod
-    def _make_block(self, caches: Sequence[ContextCache], width: int, rows: int) -> BlockT:
-        """The kind's block graph of `width` slots over `rows` context rows, for these sequences."""
+    def _make_block(
+        self, caches: Sequence[ContextCache], width: int, rows: int, follows: bool
+    ) -> BlockT:
+        """The kind's block graph of `width` slots over `rows` context rows, for these sequences;
+        one that `follows` a lead where the kind can.
+        """
 
     @classmethod
     def load(
@@ -192,14 +198,22 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
             self._context_graph(seq, size).run(first, rows)
             first += count
 
-    def draft(self, seq: int, anchor: int, width: int, draw: Draw | None = None) -> Draft:
-        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`.
+    def draft(
+        self,
+        seq: int,
+        anchor: int,
+        width: int,
+        draw: Draw | None = None,
+        lead: tuple[int, ...] = (),
+    ) -> Draft:
+        """Propose width - 1 tokens after `anchor`, which sits at position `covered(seq)`, and
+        what follows a lead.
 
         They are the best ones, or picked as `draw` says.
         """
-        graph = self._block_graph(seq, anchor, width)
+        graph = self._block_graph(seq, anchor, width, lead)
         try:
-            return graph.draft(anchor, draw)
+            return graph.draft(anchor, draw, lead)
         except FloatingPointError as error:
             raise self._spoilt((seq,), error) from error
 
@@ -221,16 +235,21 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
     def _draft_together(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         if len(asks) == 1 or not self._serves_several:
             return [self.draft(*ask) for ask in asks]
-        caches = [self._check_ask(ask.seq, ask.anchor, ask.width) for ask in asks]
+        caches = [self._check_ask(ask.seq, ask.anchor, ask.width, ask.lead) for ask in asks]
         # As many context rows as the longest of them needs.
         rows = max(_padded(cache.used_rows, cache.capacity) for cache in caches)
         seqs = tuple(ask.seq for ask in asks)
-        graph = self._graph(seqs, max(ask.width for ask in asks), rows)
+        follows = any(ask.lead for ask in asks)
+        graph = self._graph(seqs, max(ask.width for ask in asks), rows, follows=follows)
         try:
-            drafts = graph.draft_all([ask.anchor for ask in asks], [ask.draw for ask in asks])
+            drafts = graph.draft_all(
+                [ask.anchor for ask in asks],
+                [ask.draw for ask in asks],
+                [ask.lead for ask in asks],
+            )
         except FloatingPointError as error:
             raise self._spoilt(seqs, error) from error
-        return [_first(draft, ask.width - 1) for draft, ask in zip(drafts, asks, strict=True)]
+        return [_cut(draft, ask) for draft, ask in zip(drafts, asks, strict=True)]
 
     def _spoilt(self, seqs: Sequence[int], error: FloatingPointError) -> UsageError:
         """One feature that is not a number would spoil every later block: all are forgotten."""
@@ -349,18 +368,21 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
             self._context_graphs[key] = graph
         return graph
 
-    def _block_graph(self, seq: int, anchor: int, width: int) -> BlockT:
-        cache = self._check_ask(seq, anchor, width)
-        return self._graph((seq,), width, _padded(cache.used_rows, cache.capacity))
+    def _block_graph(self, seq: int, anchor: int, width: int, lead: tuple[int, ...] = ()) -> BlockT:
+        cache = self._check_ask(seq, anchor, width, lead)
+        rows = _padded(cache.used_rows, cache.capacity)
+        return self._graph((seq,), width, rows, follows=bool(lead))
 
-    def _graph(self, seqs: tuple[int, ...], width: int, rows: int) -> BlockT:
+    def _graph(
+        self, seqs: tuple[int, ...], width: int, rows: int, *, follows: bool = False
+    ) -> BlockT:
         graphs, most = self._block_graphs, _MAX_BLOCK_GRAPHS
         if len(seqs) > 1:
             graphs, most = self._shared_graphs, _MAX_SHARED_GRAPHS
-        key = (seqs, width, rows)
+        key = (seqs, width, rows, follows)
         graph = graphs.get(key)
         if graph is None:
-            graph = self._make_block([self._caches[seq] for seq in seqs], width, rows)
+            graph = self._make_block([self._caches[seq] for seq in seqs], width, rows, follows)
             graphs[key] = graph
             if len(graphs) > most:
                 graphs.popitem(last=False)[1].graph.close()
@@ -368,7 +390,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
             graphs.move_to_end(key)
         return graph
 
-    def _check_ask(self, seq: int, anchor: int, width: int) -> ContextCache:
+    def _check_ask(self, seq: int, anchor: int, width: int, lead: tuple[int, ...]) -> ContextCache:
         """The sequence's cache; UsageError for a draft that cannot be made of it."""
         self._check_open()
         if not 2 <= width <= self.block_size:
@@ -378,6 +400,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
                 f"anchor {anchor} is outside of the vocabulary of {self.config.vocab_size}: give "
                 "a token of its target"
             )
+        if lead:
+            self._check_lead(lead, width)
         cache = self._cache(seq)
         needed = self.first_visible(cache.length)
         if cache.start > needed:
@@ -387,11 +411,27 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
             )
         return cache
 
+    def _check_lead(self, lead: tuple[int, ...], width: int) -> None:
+        if not self.follows:
+            raise UsageError(f"a {self.name} drafter cannot follow a lead")
+        if len(lead) > width - 2:
+            raise UsageError(
+                f"the lead has {len(lead)} tokens: a block of width {width} has no slot after it"
+            )
+        if not all(0 <= token < self.config.vocab_size for token in lead):
+            raise UsageError(
+                f"the lead {lead} goes outside of the vocabulary of {self.config.vocab_size}"
+            )
+
+
+def _cut(draft: Draft, ask: DraftAsk) -> Draft:
+    """As much of it as was asked for."""
+    led = draft.led and _first(draft.led, ask.width - 1 - len(ask.lead))
+    return _first(draft, ask.width - 1)._replace(led=led)
+
 
 def _first(draft: Draft, count: int) -> Draft:
     """Its first `count` tokens."""
-    if len(draft.tokens) <= count:
-        return draft
     return Draft(draft.tokens[:count], draft.scores[:count], draft.drawn[:count])
 
 

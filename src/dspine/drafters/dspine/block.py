@@ -59,10 +59,11 @@ class DSpineBlockGraph(BlockGraph):
         caches: Sequence[ContextCache],
         width: int,
         context_rows: int,
+        follows: bool = False,
     ) -> None:
         self._config: DSpineConfig = config
         self._injection = injection
-        super().__init__(backend, config, weights, caches, width, context_rows)
+        super().__init__(backend, config, weights, caches, width, context_rows, follows)
 
     def trace(self, anchor: int) -> DSpineTrace:
         """The draft with everything in between."""
@@ -147,7 +148,31 @@ class DSpineBlockGraph(BlockGraph):
         state = g.rms_norm(state, c.rms_norm_eps) * weights.output_norm
         block = k * rows.nb[1]
         later = g.view(rows, (size, k, rest, count), (rows.nb[1], block, n * block), block)
-        return [*outputs, g.output(later @ state, "table")]
+        outputs.append(g.output(later @ state, "table"))
+        if self._follows:
+            outputs.append(g.output(self._led_row(g, rows), "led_row"))
+        return outputs
+
+    def _led_row(self, g: Graph, rows: Tensor) -> Tensor:
+        """(K, 1, S): the scores of one slot's candidates, whose head rows are among (H, K n S),
+        after a token that need not be a candidate of the slot before.
+        """
+        c, count, written, places = self._config, self._count, self._written, self._places
+        k, m, size = c.top_k, c.message_size, c.hidden_size
+        maps = self._injection.shared.product(g, self._codes(g, self._ends), last=2)
+        message = g.view(maps, (m, count), maps.nb[1:2])
+        predecessor = g.view(maps, (m, count), maps.nb[1:2], m * 4)
+        gate = g.sigmoid(predecessor + g.get_rows(written.receiver, places))
+        gated = gate * message * g.get_rows(written.strength, places)
+        state = self._injection.writes[-1] @ gated + g.get_rows(written.before, places)
+        state = g.rms_norm(state, c.rms_norm_eps) * self._weights.output_norm
+        slots = g.reshape(rows, size * k, (self.width - 1) * count)
+        own = g.reshape(g.get_rows(slots, places), size, k, count)
+        return own @ g.reshape(state, size, 1, count)
+
+    def _row_after(self, sequence: int) -> npt.NDArray[np.float32]:
+        row: npt.NDArray[np.float32] = self._results[3].array.reshape(self._count, -1)[sequence]
+        return row
 
     def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
         count, n, k = self._count, self.width - 1, self._config.top_k

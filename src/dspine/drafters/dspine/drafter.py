@@ -17,6 +17,7 @@ class DSpineDrafter(BackboneDrafter[DSpineConfig, DSpineBlockGraph]):
 
     name = "dspine"
     config_type = DSpineConfig
+    follows = True
 
     def draft_trace(self, seq: int, anchor: int, width: int) -> DSpineTrace:
         """A draft with hidden states and tables, for comparison with other implementations."""
@@ -26,8 +27,15 @@ class DSpineDrafter(BackboneDrafter[DSpineConfig, DSpineBlockGraph]):
         self._injection = injection_weights(builder, self.config)
 
     def _make_block(
-        self, caches: Sequence[ContextCache], width: int, rows: int
+        self, caches: Sequence[ContextCache], width: int, rows: int, follows: bool
     ) -> DSpineBlockGraph:
         return DSpineBlockGraph(
-            self._backend, self.config, self._weights, self._injection, caches, width, rows
+            self._backend,
+            self.config,
+            self._weights,
+            self._injection,
+            caches,
+            width,
+            rows,
+            follows,
         )

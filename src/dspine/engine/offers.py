@@ -1,0 +1,76 @@
+"""Chains of drafts that a policy chooses from: their chances, and how far they were confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import mul
+
+from dspine.engine.acceptance import Reliability
+from dspine.engine.proposal import Proposal
+
+ALONE, AGREE, DIFFER, LOOKED_UP = 0, 1, 2, 3
+"""Kinds of a draft: nobody else proposes for its slot, or the same, or another token; or it is
+a lookup's that continues a chain of the network."""
+
+
+@dataclass(slots=True)
+class Offer:
+    """Drafts of one source, slot by slot, and how far they were confirmed."""
+
+    source: Reliability
+    proposal: Proposal
+    slots: list[int]
+    at: int = 0
+    lead: tuple[float, ...] = ()
+    """Chances of the first drafts where they are another source's; `slots` are those after them."""
+
+    def follow(self, confirmed: Sequence[int]) -> bool:
+        """Learn from confirmed tokens; whether the chain is right so far and goes on."""
+        tokens, lead = self.proposal.tokens, len(self.lead)
+        for token in confirmed:
+            if self.at >= len(tokens):
+                return False
+            right = tokens[self.at] == token
+            if self.at >= lead:
+                self.source.learn(self.slots[self.at - lead], right)
+            self.at += 1
+            if not right:
+                return False
+        return self.at < len(tokens)
+
+    def reaches(self) -> Iterable[float]:
+        """For each draft the chance that it and all before it are right."""
+        if not self.lead:
+            return self.source.reaches(self.slots)
+        return accumulate(chain(self.lead, map(self.source.chance, self.slots)), mul)
+
+    def expected(self, drafts: int) -> list[float]:
+        """Tokens of a step that verifies 0, 1, ... of its drafts, at most so many."""
+        if not self.lead:
+            return list(accumulate(self.source.reaches(self.slots[:drafts]), initial=1.0))
+        return list(accumulate(self.reaches(), initial=1.0))[: drafts + 1]
+
+    def rest(self, limit: int) -> Offer:
+        """What is left of a chain that was right so far."""
+        left = self.proposal.after(self.at).first(limit)
+        lead = self.lead[self.at : self.at + limit]
+        first = max(0, self.at - len(self.lead))
+        return Offer(self.source, left, self.slots[first : first + limit - len(lead)], lead=lead)
+
+
+def kinds_after(tokens: Sequence[int], given: int, others: Iterable[Offer]) -> list[int]:
+    """For each draft but the first `given` whether an offer that begins with those agrees."""
+    kinds = [ALONE] * (len(tokens) - given)
+    for other in others:
+        theirs = other.proposal.tokens
+        if theirs[:given] != tuple(tokens[:given]):
+            continue
+        for slot, (token, their) in enumerate(zip(tokens[given:], theirs[given:], strict=False)):
+            kind = AGREE if token == their else DIFFER
+            if kinds[slot] != AGREE:
+                kinds[slot] = kind
+            if kind == DIFFER:
+                break
+    return kinds
