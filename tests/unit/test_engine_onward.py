@@ -84,6 +84,10 @@ def test_names_of_what_is_left() -> None:
     assert [three.first(n).proposer for n in (2, 3)] == ["table+ngram", "table+ngram+dspine"]
 
 
+def test_the_rest_of_one_that_nobody_continued_keeps_its_name() -> None:
+    assert table_of(1, 2, 3).after(1).first(1).proposer == "table"
+
+
 def asked(made: AdaptiveWidth, lookup: Proposal) -> tuple[int, Proposal]:
     return made.ask([lookup], Ask(0, 40, 15), 2), made.lead()
 

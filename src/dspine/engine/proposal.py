@@ -63,7 +63,7 @@ class Proposal(NamedTuple):
             return self
         name, own = (self.proposer, self.own) if count else ("none", MOST)
         if count <= own < MOST:
-            name, own = name.rpartition(JOINT)[0], MOST
+            name, own = name.rpartition(JOINT)[0] or name, MOST
         return Proposal(
             self.tokens[:count], self.scores[:count], name, self.drawn[: count + 1], own
         )
