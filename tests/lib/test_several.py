@@ -81,8 +81,9 @@ def test_targets_of_every_kind_of_memory_answer_several_at_once(
     )
     for row in rows:
         assert row["same"], row
-        # Gemma 2 shows its taps node by node.
-        assert bool(row["mixed"]) is (make is tiny_llama)
+        # Gemma 2 shows taps node by node, which keeps prompts apart where they are read.
+        if make is not tiny_gemma2:
+            assert bool(row["mixed"]) is (rollback == "trim"), row
     assert caplog.messages == [], "every decode of several went well"
 
 
