@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dspine.errors import FileError, UsageError  # noqa: E402
+from dspine.files.dtypes import bf16_from_float32, float32_from_bf16  # noqa: E402
 from dspine.llama.batch import Batch  # noqa: E402
 from dspine.llama.context import Context  # noqa: E402
 from dspine.llama.convert_weights import convert_weights  # noqa: E402
@@ -22,7 +23,7 @@ from dspine.llama.model import Model  # noqa: E402
 from dspine.train import features as features_module  # noqa: E402
 from dspine.train.features import FeatureOptions, capture, top_probabilities  # noqa: E402
 from dspine.train.progress import JobProgress  # noqa: E402
-from dspine.train.shards import Shard, ShardWriter, from_bf16, list_shards, to_bf16  # noqa: E402
+from dspine.train.shards import Shard, ShardWriter, list_shards  # noqa: E402
 from tests.lib.test_llama_numpy import forward  # noqa: E402
 from tests.support.tiny_models import tiny_llama  # noqa: E402
 
@@ -88,7 +89,7 @@ def test_features_and_teacher_follow_the_formulas(options: FeatureOptions, targe
     assert shard.loss_mask[rows].tolist() == [0] * 5 + [1] * 9
     layers, _, logits = forward(target, tokens)
     expected = np.concatenate([layers[tap] for tap in TAPS], axis=1)
-    found = from_bf16(shard.features[rows])
+    found = float32_from_bf16(shard.features[rows])
     # bfloat16 keeps 8 bits: half a unit is 2^-9 of the value, the cache's f16 adds a little.
     assert np.abs(found - expected).max() < 2**-8 * np.abs(expected).max()
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -248,7 +249,7 @@ def test_a_mixture_of_captures_is_refused(options: FeatureOptions, tmp_path: Pat
         temperature=0.0,
         tokens=np.zeros(2, np.int32),
         loss_mask=np.ones(2, np.uint8),
-        features=to_bf16(np.zeros((2, 128), np.float32)),
+        features=bf16_from_float32(np.zeros((2, 128), np.float32)),
         teacher_ids=np.zeros((2, 64), np.int32),
         teacher_probs=np.zeros((2, 64), np.float16),
     )

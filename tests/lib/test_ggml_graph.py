@@ -65,7 +65,6 @@ def test_matmul_multiplies_rows_with_rows_and_repeats_the_weight(backend: Backen
         (lambda g, a, b: a + b, lambda a, b: a + b),
         (lambda g, a, b: a - b, lambda a, b: a - b),
         (lambda g, a, b: a * b, lambda a, b: a * b),
-        (lambda g, a, b: g.div(a, b), lambda a, b: a / b),
         (lambda g, a, b: a * 0.5, lambda a, b: a * 0.5),
         (lambda g, a, b: g.sqr(a), lambda a, b: a**2),
         (lambda g, a, b: g.sqrt(g.sqr(a)), lambda a, b: np.abs(a)),
@@ -77,7 +76,6 @@ def test_matmul_multiplies_rows_with_rows_and_repeats_the_weight(backend: Backen
             lambda g, a, b: g.swiglu(a),
             lambda a, b: a[:, :3] / (1 + np.exp(-a[:, :3])) * a[:, 3:],
         ),
-        (lambda g, a, b: g.swiglu_split(a, a), lambda a, b: a * a / (1 + np.exp(-a))),
         (
             lambda g, a, b: g.rms_norm(a, 0.1),
             lambda a, b: a / np.sqrt((a**2).mean(1, keepdims=True) + 0.1),
@@ -115,16 +113,6 @@ def test_rope_pairs_the_two_halves_of_a_head(backend: Backend) -> None:
     np.testing.assert_allclose(found, np.concatenate(rotated, -1), atol=2e-4)
 
 
-def test_soft_max_scales_then_masks(backend: Backend) -> None:
-    x = normal(2, 3, 6)
-    mask = np.where(np.arange(6)[None, :] <= np.arange(3)[:, None], 0.0, -np.inf)
-    mask = mask.astype(np.float32)
-    found = run(backend, lambda g, x, m: g.soft_max(x, m, 0.5), x, mask)
-    odds = np.exp(x * 0.5 + mask)
-    close(found, odds / odds.sum(-1, keepdims=True))
-    assert (found[:, 0, 1:] == 0).all()
-
-
 def test_rows_are_looked_up_and_written(backend: Backend) -> None:
     table, rows = normal(10, 4), np.array([3, 0, 3], dtype=np.int32)
     close(run(backend, lambda g, t, r: g.get_rows(t, r), table, rows), table[rows])
@@ -155,7 +143,6 @@ def test_a_graph_is_computed_many_times_and_inputs_keep_their_values(backend: Ba
             g.set(b, np.full(4, float(i), dtype=np.float32))
             g.compute()
             close(g.get(out), (values**2 + i) ** 2)
-        assert g.num_nodes == 3 and g.buffer_size > 0
 
 
 def test_weights_are_shared_by_graphs_and_a_cache_is_written_in_place(backend: Backend) -> None:
@@ -191,7 +178,6 @@ def test_weights_are_shared_by_graphs_and_a_cache_is_written_in_place(backend: B
         (lambda g, a, b, i: g.rms_norm(a, -1.0), "eps -1.0"),
         (lambda g, a, b, i: g.rms_norm(g.transpose(a), 0.0), "rms_norm needs f32 rows"),
         (lambda g, a, b, i: g.rope_neox(a, i, 1e4), "rope needs one i32 position per token"),
-        (lambda g, a, b, i: g.soft_max(a, b), "soft_max needs a mask that covers it"),
         (lambda g, a, b, i: g.get_rows(a, a), "get_rows needs i32 indices"),
         (lambda g, a, b, i: g.set_rows(a, b, i), "set_rows needs one index per row"),
         (lambda g, a, b, i: g.top_k(a, 5), "k is 5, rows have 4 elements"),

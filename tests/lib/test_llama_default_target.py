@@ -39,11 +39,11 @@ def test_facts_are_those_of_the_file(model: Model) -> None:
     assert model.num_parameters == 134515008
     assert model.metadata("llama.attention.head_count_kv") == "3"
     assert model.metadata("no.such.key") is None
-    everything = model.metadata_all()
-    assert everything["general.license"] == "apache-2.0"
+    assert model.metadata("general.license") == "apache-2.0"
+    # Longer than a first buffer.
     template = model.metadata("tokenizer.chat_template")
     assert template is not None and template.startswith("{% for message in messages %}")
-    assert everything["tokenizer.chat_template"] == template
+    assert len(template) > 256
 
 
 def test_tensors_come_without_a_copy(model: Model) -> None:

@@ -321,7 +321,6 @@ def test_use_after_close_is_refused_everywhere(path: Path) -> None:
     assert context.features(0, 1).shape == (1, 64)
     on_model: list[Callable[[], object]] = [
         lambda: model.metadata("general.name"),
-        model.metadata_all,
         lambda: model.tensor("output.weight"),
         lambda: model.tokenizer.encode("x"),
         lambda: model.tokenizer.is_end(2),

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dspine.files.dtypes import bf16_from_float32
 from dspine.files.pairing import describe_target
 from dspine.files.schema import DSpineConfig, tensor_specs
 from dspine.train.backbone import SequenceView, block_embedding
 from dspine.train.module import DSpineModule, DSpineOutput
-from dspine.train.shards import ShardWriter, to_bf16
+from dspine.train.shards import ShardWriter
 from tests.support.tiny_drafter import TinyPair
 
 
@@ -106,7 +107,7 @@ def add_sequence(
         temperature=temperature,
         tokens=tokens.astype(np.int32),
         loss_mask=mask,
-        features=to_bf16(features.astype(np.float32)),
+        features=bf16_from_float32(features.astype(np.float32)),
         teacher_ids=ids,
         teacher_probs=probs,
     )

@@ -17,13 +17,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from dspine.errors import FileError, TrainingError
+from dspine.files.dtypes import bf16_from_float32, float32_from_bf16
 from dspine.train.shards import (
     Shard,
     ShardWriter,
-    from_bf16,
     list_shards,
     read_info,
-    to_bf16,
 )
 
 K = 64
@@ -41,7 +40,7 @@ def sequence(n: int, seed: int = 0, **changes: Any) -> dict[str, Any]:
         "temperature": 0.8,
         "tokens": random.integers(0, 100, n).astype(np.int32),
         "loss_mask": (np.arange(n) > 1).astype(np.uint8),
-        "features": to_bf16(random.normal(size=(n, 6)).astype(np.float32)),
+        "features": bf16_from_float32(random.normal(size=(n, 6)).astype(np.float32)),
         "teacher_ids": random.integers(0, 100, (n, K)).astype(np.int32),
         "teacher_probs": random.random((n, K)).astype(np.float16),
         **changes,
@@ -61,14 +60,14 @@ def sequence(n: int, seed: int = 0, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_rounding_to_bfloat16(value: float, bits: int) -> None:
-    assert to_bf16(np.array([value], dtype=np.float32))[0] == bits
+    assert bf16_from_float32(np.array([value], dtype=np.float32))[0] == bits
 
 
 def test_rounding_agrees_with_torch_and_comes_back() -> None:
     values = np.random.default_rng(1).normal(scale=100, size=4096).astype(np.float32)
-    bits = to_bf16(values)
+    bits = bf16_from_float32(values)
     rounded = torch.from_numpy(values).to(torch.bfloat16)
-    assert np.array_equal(from_bf16(bits), rounded.to(torch.float32).numpy())
+    assert np.array_equal(float32_from_bf16(bits), rounded.to(torch.float32).numpy())
 
 
 def test_a_shard_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_the_safetensors_library_reads_the_same(tmp_path: Path) -> None:
     assert loaded["sequence_offsets"].tolist() == [0, 12]
     assert np.array_equal(loaded["teacher_probs"].numpy(), parts["teacher_probs"])
     assert np.array_equal(
-        loaded["features"].to(torch.float32).numpy(), from_bf16(parts["features"])
+        loaded["features"].to(torch.float32).numpy(), float32_from_bf16(parts["features"])
     )
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["taps"]) == [1, 3]

@@ -48,13 +48,3 @@ def test_only_the_last_lines_are_kept() -> None:
     assert len(lines) < 200
     assert lines[-1] == "line 499"
     assert log.lines(since=499) == ["line 499"]
-
-
-def test_lines_can_be_followed_live() -> None:
-    log = LogCapture()
-    seen: list[str] = []
-    log.forward_to(seen.append)
-    log.add(INFO, "one\n")
-    log.forward_to(None)
-    log.add(INFO, "two\n")
-    assert seen == ["one\n"]

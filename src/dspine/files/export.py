@@ -11,7 +11,6 @@ from dspine.files.convert import convert_checkpoint
 from dspine.files.gguf_writer import Progress
 from dspine.files.source import read_source
 
-ENGINES = ("sglang", "vllm")
 _HYBRID = ("qwen35", "qwen35moe", "qwen3next", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h")
 """Architectures with recurrent layers, for which SGLang asks for another cache strategy."""
 
@@ -66,7 +65,7 @@ def export_drafter(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
-    """Write `folder` for an engine of ENGINES from any drafter that dspine reads.
+    """Write `folder` for an engine, sglang or vllm, from any drafter that dspine reads.
 
     `dtype` is bf16 (None), f16 or f32. `target` is the target's GGUF, needed for folders that do
     not say which one they are for.

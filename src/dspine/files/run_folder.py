@@ -37,17 +37,6 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
 
 
-def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
-    match = _NAME.fullmatch(checkpoint.name)
-    if match is None:
-        raise TrainingError(
-            f"{checkpoint} is not a checkpoint folder of a training run: name one, as in "
-            "RUN/checkpoints/step-000100"
-        )
-    return int(match.group(1))
-
-
 def read_best(folder: Path) -> Best | None:
     """The best checkpoint so far, or None when none was evaluated or it is gone."""
     path = folder / BEST_FILE

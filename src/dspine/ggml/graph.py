@@ -78,20 +78,6 @@ class Graph(Operations):
         """True after close()."""
         return not self._free_context.alive
 
-    @property
-    def num_nodes(self) -> int:
-        """Operations the graph computes."""
-        self._check_open()
-        count: int = functions().ggml_graph_n_nodes(self._graph)
-        return count
-
-    @property
-    def buffer_size(self) -> int:
-        """Bytes of intermediate results, 0 before allocate()."""
-        self._check_open()
-        size: int = functions().ggml_gallocr_get_buffer_size(self._allocator, 0)
-        return size
-
     def input(self, name: str, type_name: str, ne: Sequence[int]) -> Tensor:
         """A tensor to be filled with `set` before the first compute."""
         self._check_building()

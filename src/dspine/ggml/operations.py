@@ -61,10 +61,6 @@ class Operations(ABC):
         """Element-wise product, with b repeated to the shape of a."""
         return self._binary("ggml_mul", a, b)
 
-    def div(self, a: Tensor, b: Tensor) -> Tensor:
-        """Quotient, with b repeated to the shape of a."""
-        return self._binary("ggml_div", a, b)
-
     def scale(self, a: Tensor, factor: float) -> Tensor:
         """Every element times `factor`."""
         _require(a.type.name == "f32" and a.is_contiguous, "scale", "contiguous f32", a)
@@ -104,18 +100,6 @@ class Operations(ABC):
         )
         return self._node("ggml_swiglu", gate_up)
 
-    def swiglu_split(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) * up."""
-        _require(gate.ne == up.ne, "swiglu", "equal shapes", gate, up)
-        _require(
-            gate.is_contiguous and up.is_contiguous and gate.type.name == up.type.name == "f32",
-            "swiglu",
-            "contiguous f32",
-            gate,
-            up,
-        )
-        return self._node("ggml_swiglu_split", gate, up)
-
     # -- norms, rotary, attention --------------------------------------------------------------
 
     def rms_norm(self, a: Tensor, eps: float) -> Tensor:
@@ -153,24 +137,6 @@ class Operations(ABC):
             "ggml_rope_ext",
             *(a, positions, no_factors, n_dims, _NEOX, original_context, base, *plain),
         )
-
-    def soft_max(self, a: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """softmax(a * scale + mask) over each row; mask (n, at least a.ne[1]) in f32 or f16."""
-        _require(a.type.name == "f32" and a.is_contiguous, "soft_max", "contiguous f32", a)
-        if mask is not None:
-            _require(
-                mask.type.name in ("f32", "f16")
-                and mask.is_contiguous
-                and mask.ne[0] == a.ne[0]
-                and mask.ne[1] >= a.ne[1]
-                and a.ne[2] % mask.ne[2] == 0
-                and a.ne[3] % mask.ne[3] == 0,
-                "soft_max",
-                "a mask that covers it",
-                a,
-                mask,
-            )
-        return self._node("ggml_soft_max_ext", a, mask, scale, 0.0)
 
     def attention(
         self,

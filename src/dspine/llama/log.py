@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 _DEBUG, _INFO, _WARNING, _ERROR, _CONTINUED = 1, 2, 3, 4, 5  # enum ggml_log_level
@@ -19,17 +18,12 @@ class LogCapture:
         self._lines: deque[tuple[int, int, str]] = deque(maxlen=_KEPT_LINES)
         self._count = 0
         self._callback: Any = None
-        self._forward: Callable[[str], None] | None = None
 
     def install(self, api: Any) -> None:
         """Become the log of the library; `api` is the low-level module of llama-cpp-python."""
         if self._callback is None:
             self._callback = api.llama_log_callback(self._receive)
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
-
-    def forward_to(self, sink: Callable[[str], None] | None) -> None:
-        """Also pass every line to `sink` (for debugging), or stop with None."""
-        self._forward = sink
 
     def mark(self) -> int:
         """A point in the log; pass it to `reason` for what came after."""
@@ -57,8 +51,6 @@ class LogCapture:
         else:
             self._lines.append((self._count, level, text.rstrip("\n")))
             self._count += 1
-        if self._forward is not None:
-            self._forward(text)
 
     def _receive(self, level: int, text: bytes | None, _user: object) -> None:
         self.add(level, (text or b"").decode("utf-8", "replace"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import weakref
 from contextlib import ExitStack
 from pathlib import Path
@@ -111,21 +110,6 @@ class Model:
                 self._handle.pointer, name, buffer, size
             )
         )
-
-    def metadata_all(self) -> dict[str, str]:
-        """All scalar GGUF metadata as text."""
-        api, pointer = self.handle.native.api, self._handle.pointer
-        found = {}
-        for index in range(api.llama_model_meta_count(pointer)):
-            key = _read_text(
-                functools.partial(_by_index, api.llama_model_meta_key_by_index, pointer, index)
-            )
-            value = _read_text(
-                functools.partial(_by_index, api.llama_model_meta_val_str_by_index, pointer, index)
-            )
-            if key is not None and value is not None:
-                found[key] = value
-        return found
 
     def tensor(self, name: str) -> Tensor | None:
         """The model's own tensor of that name, without a copy; valid while the model is open.
@@ -262,10 +246,6 @@ def _check_kind(api: Any, pointer: int, path: Path) -> None:
         )
     if api.llama_vocab_type(api.llama_model_get_vocab(pointer)) == _VOCAB_TYPE_NONE:
         raise FileError(f"{path} has no tokenizer: convert it again with its vocabulary")
-
-
-def _by_index(function: Any, pointer: int, index: int, buffer: Any, size: int) -> int:
-    return int(function(pointer, index, buffer, size))
 
 
 def _read_text(read: Any, first_size: int = 256) -> str | None:

@@ -82,10 +82,6 @@ class State:
         flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         return int(self._api.llama_state_seq_get_size_ext(self._pointer(), sequence, flags))
 
-    def checkpoint_position(self, sequence: int) -> int | None:
-        """Next position at the sequence's checkpoint, or None without one."""
-        return self._positions.get(sequence)
-
     def restore(self, sequence: int) -> int:
         """Return a sequence to its checkpoint, which stays valid; returns the next position."""
         self._check(sequence)

@@ -11,7 +11,7 @@ from dspine.plan.geometry import Geometry, Weight
 from dspine.plan.largest import Advice, Budget, advise, largest_context, require_room
 from dspine.plan.memory import DrafterGeometry, MemoryPlan, Mode, Setup, plan_memory
 from dspine.plan.mixes import mixed_types
-from dspine.plan.presets import DRAFTERS, drafter_preset
+from dspine.plan.presets import drafter_preset
 
 QUANT_STEPS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 """Mixes worth naming as the next smaller one."""
@@ -80,11 +80,6 @@ def preset_drafter(name: str, quant: str) -> DrafterGeometry:
     types = mixed_types(shapes, quant, gqa=config.num_heads // config.num_kv_heads, tied=False)
     weights = tuple(Weight(n, kind, ne) for (n, ne), kind in zip(shapes, types, strict=True))
     return DrafterGeometry(f"{name} {quant.upper()}", config, weights)
-
-
-def preset_sources() -> dict[str, str]:
-    """Where the numbers of each drafter preset come from."""
-    return {name: source for name, (_, _, source) in DRAFTERS.items()}
 
 
 def smaller_target(target: Geometry) -> tuple[str, Geometry] | None:

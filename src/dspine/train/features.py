@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dspine.errors import TrainingError, UsageError
+from dspine.files.dtypes import bf16_from_float32
 from dspine.files.pairing import describe_target
 from dspine.files.schema import default_taps
 from dspine.llama.batch import Batch
@@ -26,7 +27,7 @@ from dspine.machine import physical_cores
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import text_records
 from dspine.train.records import Record, is_held_out, read_records, read_sources
-from dspine.train.shards import TEACHER_TOP_K, ShardWriter, list_shards, read_info, to_bf16
+from dspine.train.shards import TEACHER_TOP_K, ShardWriter, list_shards, read_info
 from dspine.train.target_copy import check_weights, weights_file
 
 # Rows of logits that are looked at together: 64 rows of 150,000 tokens are 38 MB.
@@ -212,7 +213,7 @@ class _Reader:
             temperature=record.temperature,
             tokens=tokens,
             loss_mask=loss_mask,
-            features=to_bf16(features),
+            features=bf16_from_float32(features),
             teacher_ids=teacher_ids,
             teacher_probs=teacher_probs,
         )

@@ -44,18 +44,6 @@ _COLUMNS: Mapping[str, tuple[str, int]] = {
 }
 
 
-def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """float32 -> bfloat16 bits, rounded to nearest even; the input must be finite."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype(np.uint16)
-
-
-def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """bfloat16 bits -> float32, exact."""
-    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """What a shard says about itself; the three lists have one entry per sequence."""
