@@ -1,118 +1,41 @@
-"""Several requests at once: slots, queue, those who leave, errors of one, and the end."""
+"""Several requests at once: slots, queue, those who leave, what the routes tell, the end."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from itertools import groupby
-from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from dspine.engine.engine import Engine
 from dspine.engine.events import Event, Finish, Prefill, Step
-from dspine.engine.scheduler import Scheduler
-from dspine.errors import DspineError, UsageError
-from dspine.server.app import Service
 from dspine.server.engine_thread import BusyError, EngineThread
-from dspine.server.inbox import Inbox, Job
+from dspine.server.inbox import Job
 from tests.support.fake_engine import VOCAB
-from tests.support.fake_slots import make_slots
 from tests.support.fake_target import FakeTarget
 from tests.support.served import (
     PATIENCE,
-    TEMPLATE,
-    SlowTarget,
     make_service,
     says,
     serving,
     until,
 )
+from tests.support.served_slots import (
+    ASK,
+    LETTERS,
+    PROMPT,
+    ask_all,
+    gated,
+    has_jobs,
+    taking_turns,
+    told_by_the_engine,
+    with_thread,
+)
 
-ASK = {"messages": [{"role": "user", "content": "Hello"}]}
-PROMPT = [*b"A:"]
 PLAIN = {"json": {"prompt": "A:", "max_tokens": 9}}
-LETTERS = "".join(Random(5).choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=120))
-"""A text that hardly repeats itself, so that a step gives few tokens."""
-_T = TypeVar("_T")
-
-
-def with_thread(
-    service: Service, scenario: Callable[[EngineThread], Coroutine[Any, Any, _T]]
-) -> _T:
-    """Run a scenario on a started engine thread, and stop that."""
-    service.thread.start()
-    assert service.thread.wait_ready(PATIENCE)
-    try:
-        return asyncio.run(scenario(service.thread))
-    finally:
-        service.thread.stop(PATIENCE)
-
-
-async def read(events: AsyncIterator[Event], seen: list[tuple[str, Event]], name: str) -> str:
-    """The text of an answer; its events go to `seen`."""
-    text = ""
-    async for event in events:
-        seen.append((name, event))
-        if isinstance(event, Step):
-            text += event.text
-    return text
-
-
-def gated(count: int) -> list[SlowTarget]:
-    """Targets that all say `LETTERS`, and decode only while the first one's gate is open."""
-    targets = [SlowTarget(says(LETTERS), VOCAB, n_ctx=512) for _ in range(count)]
-    for target in targets[1:]:
-        target.may_go = targets[0].may_go
-    return targets
-
-
-class TurnTarget(SlowTarget):
-    """Writes its name down whenever it decodes, and closes its gate after the decode `pause`."""
-
-    def __init__(self, name: str, turns: list[str], gate: threading.Event) -> None:
-        super().__init__(says(LETTERS), VOCAB, n_ctx=512)
-        self._name, self._turns, self.may_go = name, turns, gate
-        self.pause = 0
-
-    def decode(self, *arguments: Any) -> None:
-        super().decode(*arguments)
-        self._turns.append(self._name)
-        if len(self._turns) == self.pause:
-            self.may_go.clear()
-
-
-def taking_turns() -> tuple[TurnTarget, TurnTarget, list[str]]:
-    """Two targets a and b with one gate, and the names of those that decoded, in that order."""
-    turns: list[str] = []
-    gate = threading.Event()
-    gate.set()
-    return TurnTarget("a", turns, gate), TurnTarget("b", turns, gate), turns
-
-
-def _has(thread: EngineThread, count: int) -> bool:
-    return thread.n_running + thread.n_waiting >= count
-
-
-async def ask_all(
-    thread: EngineThread,
-    gate: threading.Event,
-    wanted: int | Sequence[Job],
-    seen: list[tuple[str, Event]],
-) -> list[asyncio.Task[str]]:
-    """Jobs a, b, ... in that order, of which none has gone on before the gate opens."""
-    gate.clear()
-    tasks = []
-    if isinstance(wanted, int):
-        wanted = [Job(PROMPT, {"max_tokens": 100}) for _ in range(wanted)]
-    for number, job in enumerate(wanted):
-        tasks.append(asyncio.create_task(read(thread.answer(job), seen, "abcdefgh"[number])))
-        await asyncio.to_thread(until, partial(_has, thread, number + 1))
-    return tasks
 
 
 def test_two_streams_take_turns_and_say_what_they_say_alone() -> None:
@@ -128,19 +51,6 @@ def test_two_streams_take_turns_and_say_what_they_say_alone() -> None:
     both = turns[turns.index("b") : turns.rindex("a")]
     runs = [len(list(group)) for _, group in groupby(both)]
     assert len(runs) > 60 and max(runs) <= 2, f"one of the two had to wait: {turns}"
-
-
-def told_by_the_engine(patch: pytest.MonkeyPatch) -> list[tuple[Job, Event | BaseException]]:
-    """What the engine's thread tells, in its own order: readers may run late and in any order."""
-    told: list[tuple[Job, Event | BaseException]] = []
-    put = Inbox.put
-
-    def note(inbox: Inbox, item: Event | BaseException) -> bool:
-        told.append((inbox.job, item))
-        return put(inbox, item)
-
-    patch.setattr(Inbox, "put", note)
-    return told
 
 
 def test_requests_get_slots_in_the_order_in_which_they_came(
@@ -186,7 +96,7 @@ def test_the_queue_has_a_limit_beside_the_slots_and_every_route_tells_the_truth(
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for number, thread in enumerate(threads):
             thread.start()
-            until(partial(_has, service.thread, number + 1))
+            until(partial(has_jobs, service.thread, number + 1))
         full = client.post("/v1/chat/completions", json=ASK)
         assert full.status_code == 503 and full.headers["Retry-After"] == "1"
         values = metrics(client.get("/metrics").text)
@@ -303,76 +213,6 @@ def test_one_who_leaves_the_queue_is_never_answered(monkeypatch: pytest.MonkeyPa
     assert answered == {id(job) for job in jobs[:3]}
 
 
-class Brittle(SlowTarget):
-    """Its choices fail when it is told so."""
-
-    fails = False
-
-    def argmax(self, row: int) -> int:
-        if self.fails:
-            raise RuntimeError("the choice failed")
-        return super().argmax(row)
-
-
-def test_an_error_of_one_answer_is_told_to_that_one_alone() -> None:
-    good, bad = (Brittle(says(LETTERS), VOCAB, n_ctx=512) for _ in range(2))
-    bad.may_go = good.may_go
-
-    async def scenario(thread: EngineThread) -> None:
-        seen: list[tuple[str, Event]] = []
-        first, second = await ask_all(thread, good.may_go, 2, seen)
-        wrong = thread.answer(Job(PROMPT, {"max_tokens": 9, "max_drafts": -1}))
-        bad.fails = True
-        good.may_go.set()
-        with pytest.raises(RuntimeError, match="the choice failed"):
-            await second
-        with pytest.raises(UsageError, match="max_drafts is -1"):
-            await anext(wrong)
-        assert await first == LETTERS[:100]
-        bad.fails = False
-        again = [read(thread.answer(Job(PROMPT, {"max_tokens": 30})), [], "x") for _ in range(3)]
-        assert await asyncio.gather(*again) == [LETTERS[:30]] * 3
-
-    with_thread(make_service(good, bad), scenario)
-
-
-def test_a_step_that_fails_as_a_whole_is_told_to_all_and_the_next_ones_are_served() -> None:
-    class OnceError(Exception):
-        pass
-
-    made: list[Engine] = []
-
-    def load() -> Engine:
-        engine = make_slots(*targets, template=TEMPLATE)
-        real = engine.scheduler
-
-        def scheduler() -> Any:
-            found = real()
-            if not made:
-                made.append(engine)
-                found.step = fail  # type: ignore[method-assign]
-            return found
-
-        engine.scheduler = scheduler  # type: ignore[method-assign,assignment]
-        return engine
-
-    def fail() -> Any:
-        targets[0].may_go.wait(PATIENCE)
-        raise OnceError("all of it")
-
-    targets = gated(2)
-
-    async def scenario(thread: EngineThread) -> None:
-        tasks = await ask_all(thread, targets[0].may_go, 3, [])
-        targets[0].may_go.set()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(one) for one in found[:1]] == [OnceError]
-        assert found[2] == LETTERS[:100]
-        assert await read(thread.answer(Job(PROMPT, {"max_tokens": 9})), [], "x") == LETTERS[:9]
-
-    with_thread(make_service(*targets, load=load), scenario)
-
-
 def _all_told_to_end(thread: EngineThread) -> bool:
     return all(one.cancel.is_set() for one in (*thread._waiting, *thread._running))
 
@@ -406,19 +246,3 @@ def test_stopping_ends_what_runs_and_waits_and_takes_nothing_new(seconds: float)
 def test_without_a_queue_a_free_slot_still_takes_a_request() -> None:
     with serving(make_service(FakeTarget(says("Hi."), VOCAB, n_ctx=256), queue_limit=0)) as client:
         assert client.post("/v1/chat/completions", json=ASK).status_code == 200
-
-
-def test_an_engine_without_room_for_its_slots_is_told_as_a_failure() -> None:
-    class Full(Engine):
-        def scheduler(self, n_slots: int | None = None) -> Scheduler:
-            raise DspineError("there is no room for 4 slots")
-
-    def load() -> Engine:
-        made = make_slots(*gated(2))
-        made.__class__ = Full
-        return made
-
-    service = make_service(FakeTarget(says(""), VOCAB), load=load)
-    service.thread.start()
-    assert not service.thread.wait_ready(PATIENCE)
-    assert service.thread.state == "failed" and "no room" in str(service.thread.error)
