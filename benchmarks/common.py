@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +17,10 @@ from typing import Any
 HERE = Path(__file__).parent
 PROMPTS = HERE / "prompts"
 RESULTS = HERE / "results"
+_MEMORY = ("VmRSS", "RssAnon", "VmHWM")
+PROGRAM = (sys.executable, "-c", "from dspine.cli.main import main; main()")
+"""Begins a command line of dspine, whatever is on the path."""
+
 TASKS = ("gsm8k", "humaneval", "mt-bench")
 
 
@@ -77,6 +84,34 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         rest = [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([first, *rest]))
     return "\n".join(lines)
+
+
+def memory_mib(process: int | None = None) -> dict[str, float]:
+    """MiB of a process (default: this one): resident now (VmRSS), of that without pages of files
+    (RssAnon), and the most it ever had (VmHWM). Linux only; SystemExit elsewhere.
+    """
+    status = Path(f"/proc/{process or 'self'}/status")
+    if not status.exists():
+        raise SystemExit("this system does not tell a process's memory: run it on Linux")
+    found = re.findall(r"^(\w+):\s+(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: int(size) / 1024 for name, size in found if name in _MEMORY}
+
+
+def wait_for_server(process: subprocess.Popen[bytes], log: Path, seconds: float) -> str:
+    """The address of a `dspine serve` that writes to `log`, once it answers; SystemExit if it
+    ends or takes longer.
+    """
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and process.poll() is None:
+        found = re.search(r"listening on (http://\S+)", log.read_text(encoding="utf-8"))
+        if found is not None:
+            try:
+                with urllib.request.urlopen(f"{found.group(1)}/health", timeout=5):
+                    return found.group(1)
+            except OSError:
+                pass
+        time.sleep(0.1)
+    raise SystemExit(f"the server did not start: {log.read_text(encoding='utf-8')}")
 
 
 def _git(*arguments: str) -> str | None:

@@ -15,9 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-import urllib.error
-import urllib.request
 from contextlib import ExitStack
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +27,6 @@ from dspine.bench.prompts import filler_text
 from dspine.default_pair import choose_pair
 from dspine.files.tokenizer_export import write_tokenizer
 
-PROGRAM = [sys.executable, "-c", "from dspine.cli.main import main; main()"]
 START_SECONDS = 120
 
 
@@ -103,20 +99,10 @@ def serve_pair(
     options += ["-md", str(drafter)] if drafter else []
     options += ["-t", str(threads)] if threads else []
     with log.open("w", encoding="utf-8") as stream:
-        server = subprocess.Popen([*PROGRAM, "serve", *options], stderr=stream)
+        server = subprocess.Popen([*common.PROGRAM, "serve", *options], stderr=stream)
     stack.callback(server.wait)
     stack.callback(server.terminate)
-    limit = time.monotonic() + START_SECONDS
-    while time.monotonic() < limit and server.poll() is None:
-        found = re.search(r"listening on (http://\S+)", log.read_text(encoding="utf-8"))
-        if found is not None:
-            try:
-                with urllib.request.urlopen(f"{found.group(1)}/health", timeout=5):
-                    return found.group(1), log
-            except urllib.error.URLError:
-                pass
-        time.sleep(0.2)
-    raise SystemExit(f"the server did not start: {log.read_text(encoding='utf-8')}")
+    return common.wait_for_server(server, log, START_SECONDS), log
 
 
 def own_rates(log: Path) -> list[tuple[int, float]]:

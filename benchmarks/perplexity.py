@@ -110,19 +110,29 @@ def main() -> None:
         children.serve({"start": worker.start, "score": worker.score})
         return
     path = args.model or default_target()
+    document = compare(path, args.threads, args.tokens)
+    for kind, value in document["perplexity"].items():
+        print(f"{kind}: {value:.4f}")
+    relative, error = document["difference"], document["standard_error"]
+    print(f"difference {100 * relative:+.3f} % (standard error {100 * error:.3f})")
+    common.save("perplexity", document, args.output)
+    print(json.dumps(document))
+    if not abs(relative) <= MOST_DIFFERENCE:
+        raise SystemExit(1)
+
+
+def compare(path: Path, threads: int, tokens: int) -> dict[str, Any]:
+    """Both kinds of kernels on the same windows of text, in turn."""
     sums = dict.fromkeys(children.KINDS, 0.0)
     differences: list[float] = []
     scored = same = 0
     with ExitStack() as stack:
         text = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "text"
-        text.write_text(text_of(args.tokens * _CHARACTERS_A_TOKEN), encoding="utf-8")
+        text.write_text(text_of(tokens * _CHARACTERS_A_TOKEN), encoding="utf-8")
         options = (
-            "--threads",
-            str(args.threads),
-            "--tokens",
-            str(args.tokens),
-            "--text",
-            str(text),
+            *("--threads", str(threads)),
+            *("--tokens", str(tokens)),
+            *("--text", str(text)),
         )
         workers = {
             kind: stack.enter_context(children.Child(kind, Path(__file__), str(path), *options))
@@ -145,25 +155,16 @@ def main() -> None:
             if len(differences) % 10 == 0:
                 print(f"{len(differences)} windows", flush=True)
     perplexity = {kind: math.exp(total / scored) for kind, total in sums.items()}
-    relative = perplexity["dspine"] / perplexity["stock"] - 1
-    error = float(np.std(differences, ddof=1) / math.sqrt(len(differences)))
-    document = {
+    return {
         "file": path.name,
         "text": f"documentation strings of Python {platform.python_version()}'s standard library",
         "tokens_scored": scored,
         "windows": len(differences),
         "perplexity": perplexity,
-        "difference": relative,
-        "standard_error": error,
+        "difference": perplexity["dspine"] / perplexity["stock"] - 1,
+        "standard_error": float(np.std(differences, ddof=1) / math.sqrt(len(differences))),
         "same_arg_max": same / scored,
     }
-    for kind, value in perplexity.items():
-        print(f"{kind}: {value:.4f}")
-    print(f"difference {100 * relative:+.3f} % (standard error {100 * error:.3f})")
-    common.save("perplexity", document, args.output)
-    print(json.dumps(document))
-    if not abs(relative) <= MOST_DIFFERENCE:
-        raise SystemExit(1)
 
 
 if __name__ == "__main__":

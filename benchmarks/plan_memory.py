@@ -118,15 +118,7 @@ def child(request: dict[str, Any]) -> None:
             for _ in engine.generate(prompt, max_tokens=ANSWER, raw=True):
                 pass
             active = find_library().kernels.active
-            print(json.dumps({"peak_mib": peak_mib(), "active": active}))
-
-
-def peak_mib() -> float:
-    """The most resident memory that this process ever had (Linux)."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise SystemExit("this system does not tell a process's memory: run it on Linux")
+            print(json.dumps({"peak_mib": common.memory_mib()["VmHWM"], "active": active}))
 
 
 def main() -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from time import perf_counter
 from typing import Any, cast
@@ -65,14 +64,6 @@ class Scripted(NoProposer):
         return self._policy.choose(NOTHING)
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in use now, without mapped files (Linux)."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit("this system does not tell a process's memory: run it on Linux")
-
-
 def start(target: LlamaTarget) -> Run:
     """A run whose prompt is in memory."""
     target.decode(PROMPT[:-1], 0, "none")
@@ -82,7 +73,7 @@ def start(target: LlamaTarget) -> Run:
 
 def plain(model: Model, threads: int, count: int) -> tuple[list[int], CostTable, dict[str, Any]]:
     """The answer that the others must repeat, costs of rows, milliseconds a token, memory."""
-    before = resident_bytes()
+    before = common.memory_mib()["RssAnon"]
     with Context(
         model, n_ctx=N_CTX, n_batch=N_BATCH, n_threads=threads, max_outputs=16 + MAX_REPLAY
     ) as context:
@@ -95,7 +86,7 @@ def plain(model: Model, threads: int, count: int) -> tuple[list[int], CostTable,
         times = [stepper.step().verify_ms for _ in range(count)]
         facts: dict[str, Any] = {
             "token_ms": median(times),
-            "resident_mib": (resident_bytes() - before) / 2**20,
+            "resident_mib": common.memory_mib()["RssAnon"] - before,
             "state_mib": context.state.bytes_per_copy(0) / 2**20,
         }
         # As at a start of the engine: what the policies know.
@@ -120,7 +111,7 @@ def measure(
     policy: WidthPolicy = FixedWidth({"ngram": width - 1}, known)
     if adaptive:
         policy = AdaptiveWidth(known, most_drafts=MOST - 1)
-    before = resident_bytes()
+    before = common.memory_mib()["RssAnon"]
     with Context(
         model,
         n_ctx=N_CTX,
@@ -152,7 +143,7 @@ def measure(
         seconds = perf_counter() - started
         emitted = run.sequence.emitted
         facts: dict[str, Any] = {
-            "resident_mib": (resident_bytes() - before) / 2**20,
+            "resident_mib": common.memory_mib()["RssAnon"] - before,
             "steps": len(results),
             "step_ms": seconds * 1000.0 / len(results),
             "step_ms_median": median(times),
@@ -217,6 +208,19 @@ def main() -> None:
                 facts["extra_mib"] = facts["resident_mib"] - base["resident_mib"]
                 facts["extra_copies"] = facts["extra_mib"] / base["state_mib"]
                 widths[width] = facts
+    report(modes, base)
+    document = {
+        "model": path.name,
+        "threads": threads,
+        "plain": base,
+        "modes": modes,
+    }
+    common.save("rollback", document, arguments.output)
+    print(json.dumps(document))
+
+
+def report(modes: Mapping[str, Mapping[int, Mapping[str, Any]]], base: Mapping[str, Any]) -> None:
+    """Print a row for each mode and width."""
     rows = [
         (
             f"{mode}, width {width}",
@@ -245,14 +249,6 @@ def main() -> None:
     )
     print(common.table(header, rows))
     print(f"plain: {base['token_ms']:.0f} ms a token; one copy: {base['state_mib']:.1f} MiB")
-    document = {
-        "model": path.name,
-        "threads": threads,
-        "plain": base,
-        "modes": modes,
-    }
-    common.save("rollback", document, arguments.output)
-    print(json.dumps(document))
 
 
 if __name__ == "__main__":

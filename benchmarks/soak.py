@@ -16,7 +16,6 @@ import socket
 import statistics
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -35,7 +34,6 @@ from soak_requests import CHAT, Ask, Reply, asks, fault, references
 from dspine.default_pair import choose_pair
 from dspine.llama.library import find_library
 
-PROGRAM = (sys.executable, "-c", "from dspine.cli.main import main; main()", "serve")
 START_SECONDS = 120.0
 REPLY_SECONDS = 600.0
 BODY_LIMIT = 1 << 20
@@ -69,9 +67,8 @@ class Server:
 
     def memory(self) -> dict[str, float]:
         """Resident and anonymous MiB of its process (Linux)."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        found = dict(re.findall(r"^(VmRSS|RssAnon):\s+(\d+) kB", text, re.MULTILINE))
-        return {name: int(found[name]) / 1024 for name in ("VmRSS", "RssAnon")}
+        found = common.memory_mib(self.process.pid)
+        return {name: found[name] for name in ("VmRSS", "RssAnon")}
 
 
 @contextmanager
@@ -81,31 +78,17 @@ def serving(arguments: Sequence[str], n_slots: int) -> Iterator[Server]:
         log = Path(folder) / "server.log"
         options = (*("--port", "0", "--queue", str(QUEUE)), *("--body-limit", str(BODY_LIMIT)))
         with log.open("w", encoding="utf-8") as stream:
-            process = subprocess.Popen([*PROGRAM, *options, *arguments], stderr=stream)
+            process = subprocess.Popen(
+                [*common.PROGRAM, "serve", *options, *arguments], stderr=stream
+            )
         try:
-            address = _wait_ready(process, log)
+            address = common.wait_for_server(process, log, START_SECONDS)
             server = Server(process, address, log, n_slots, 0)
             n_ctx = server.get("/props")["default_generation_settings"]["n_ctx"]
             yield replace(server, n_ctx=n_ctx)
         finally:
             process.kill()
             process.wait()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    limit = time.monotonic() + START_SECONDS
-    while time.monotonic() < limit and process.poll() is None:
-        found = re.search(r"listening on (http://\S+)", log.read_text(encoding="utf-8"))
-        if found is not None:
-            try:
-                with closing(_connect(found.group(1))) as connection:
-                    connection.request("GET", "/health")
-                    if connection.getresponse().status == 200:
-                        return found.group(1)
-            except OSError:
-                pass
-        time.sleep(0.1)
-    raise SystemExit(f"the server did not start: {log.read_text(encoding='utf-8')}")
 
 
 def _connect(address: str) -> HTTPConnection:

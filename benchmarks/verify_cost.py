@@ -88,10 +88,12 @@ class Worker:
 
     def memory(self) -> dict[str, float]:
         """MiB of this process: resident, that without pages of files, and the most it had."""
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        table = {name: text.split() for name, _, text in (line.partition(":") for line in lines)}
-        wanted = {"resident": "VmRSS", "private": "RssAnon", "peak": "VmHWM"}
-        return {name: int(table[field][0]) / 1024 for name, field in wanted.items()}
+        found = common.memory_mib()
+        return {
+            "resident": found["VmRSS"],
+            "private": found["RssAnon"],
+            "peak": found["VmHWM"],
+        }
 
     def _context(self, flash: bool) -> LlamaTarget:
         return LlamaTarget(
