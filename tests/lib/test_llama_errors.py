@@ -20,6 +20,7 @@ from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 from dspine.llama.model import Model
 from dspine.llama.taps import CallbackTaps, LayerInputTaps
+from dspine.machine import available_bytes
 from tests.support.tiny_models import tiny_llama
 
 
@@ -150,7 +151,7 @@ def test_a_context_larger_than_memory_says_how_much_fits(
 
 
 def test_free_memory_is_known_here() -> None:
-    free = cache_size.available_bytes()
+    free = available_bytes()
     assert free is not None and free > 2**20
 
 

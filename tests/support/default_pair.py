@@ -15,7 +15,8 @@ from dspine.engine.engine import Engine
 from dspine.engine.events import Finish, Prefill, Step
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.trace import Trace
-from dspine.llama.context import Context, usable_cores
+from dspine.llama.context import Context
+from dspine.machine import usable_cores
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
 TASKS = ("gsm8k", "humaneval", "mt-bench")

@@ -131,21 +131,7 @@ def to_metadata(
         values |= {
             key: uint32(field, getattr(config, field)) for field, key in _DFLASH2_COUNTS.items()
         }
-    ours: dict[str, WritableValue] = {
-        "attention.causal": np.array(config.causal, dtype=np.bool_),
-        "acceptance_curve": np.array(checked_curve(config, record), dtype=np.float32),
-        "training": provenance_json(record),
-    }
-    if pair is not None:
-        ours |= {
-            "target.name": pair.name,
-            "target.architecture": pair.architecture,
-            "target.block_count": uint32("the target's num_layers", pair.num_layers),
-            "target.vocab_hash": pair.vocab_hash,
-            "target.fingerprint": pair.fingerprint,
-            "target.thinking": pair.thinking,
-            **sketch_values(pair),
-        }
+    ours = _our_values(config, pair, record)
     return {
         "general.architecture": DFLASH_ARCHITECTURE,
         "general.type": "model",
@@ -155,6 +141,28 @@ def to_metadata(
         _TOKENIZER + "mask_token_id": uint32("mask_token_id", config.mask_token_id),
         **{OURS + key: value for key, value in ours.items()},
     }
+
+
+def _our_values(
+    config: DrafterConfig, pair: Pair | None, record: TrainingRecord
+) -> dict[str, WritableValue]:
+    """What only dspine writes and reads, under its own prefix."""
+    values: dict[str, WritableValue] = {
+        "attention.causal": np.array(config.causal, dtype=np.bool_),
+        "acceptance_curve": np.array(checked_curve(config, record), dtype=np.float32),
+        "training": provenance_json(record),
+    }
+    if pair is not None:
+        values |= {
+            "target.name": pair.name,
+            "target.architecture": pair.architecture,
+            "target.block_count": uint32("the target's num_layers", pair.num_layers),
+            "target.vocab_hash": pair.vocab_hash,
+            "target.fingerprint": pair.fingerprint,
+            "target.thinking": pair.thinking,
+            **sketch_values(pair),
+        }
+    return values
 
 
 def from_metadata(

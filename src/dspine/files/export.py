@@ -9,6 +9,7 @@ from pathlib import Path
 from dspine.errors import FileError
 from dspine.files.convert import convert_checkpoint
 from dspine.files.gguf_writer import Progress
+from dspine.files.schema import DrafterConfig
 from dspine.files.source import read_source
 
 _HYBRID = ("qwen35", "qwen35moe", "qwen3next", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h")
@@ -84,41 +85,55 @@ def export_drafter(
         overwrite=overwrite,
         progress=progress,
     )
+    warnings += _warnings(config, engine)
+    pair = read_source(folder).pair
+    name, architecture = ("", "") if pair is None else (pair.name, pair.architecture)
+    needed = (
+        f"TARGET stands for {name} in Hugging Face's layout (a folder or hub name): these engines "
+        f"do not load its GGUF with a drafter of this kind"
+    )
+    counted = (
+        f"{config.block_size} tokens a block, the anchor included, make "
+        f"{config.block_size - 1} drafts"
+    )
+    checked = (
+        "tensor names, keys of config.json and dtypes are those of SpecForge's published drafters; "
+        "the engine itself did not load the folder here"
+    )
+    command = _command(engine, method.name, folder, config.block_size, architecture)
+    return Exported(command, (needed, counted, method.basis, checked), tuple(warnings))
+
+
+def _warnings(config: DrafterConfig, engine: str) -> list[str]:
+    """What of the drafter that engine does not take over."""
+    found = []
     if config.draft_vocab_size is not None:
-        warnings.append(
+        found.append(
             f"this drafter chooses among {config.draft_vocab_size} tokens here; {engine} knows "
             f"nothing of that and lets it choose among all {config.vocab_size}, for which it was "
             f"not trained"
         )
     if config.target_hidden_size != config.hidden_size:
-        warnings.append(
+        found.append(
             f"the drafter's hidden size {config.hidden_size} is not the target's "
             f"{config.target_hidden_size}: {engine} takes them for equal and cannot load it"
         )
-    pair = read_source(folder).pair
-    name, architecture = ("", "") if pair is None else (pair.name, pair.architecture)
-    drafts = config.block_size - 1
-    if engine == "sglang":
-        command = (
-            f"python -m sglang.launch_server --model-path TARGET "
-            f"--speculative-algorithm {method.name} --speculative-draft-model-path {folder} "
-            f"--speculative-num-draft-tokens {config.block_size}"
-        )
-        if architecture in _HYBRID:
-            command += " --mamba-scheduler-strategy extra_buffer"
-    else:
-        command = (
+    return found
+
+
+def _command(engine: str, method: str, folder: Path, block_size: int, architecture: str) -> str:
+    """The command line that starts the engine; TARGET stands for the target."""
+    if engine == "vllm":
+        return (
             f"vllm serve TARGET --speculative-config "
-            f'\'{{"method": "{method.name}", "model": "{folder}", '
-            f'"num_speculative_tokens": {drafts}}}\''
+            f'\'{{"method": "{method}", "model": "{folder}", '
+            f'"num_speculative_tokens": {block_size - 1}}}\''
         )
-    needed = (
-        f"TARGET stands for {name} in Hugging Face's layout (a folder or hub name): these engines "
-        f"do not load its GGUF with a drafter of this kind"
+    command = (
+        f"python -m sglang.launch_server --model-path TARGET "
+        f"--speculative-algorithm {method} --speculative-draft-model-path {folder} "
+        f"--speculative-num-draft-tokens {block_size}"
     )
-    counted = f"{config.block_size} tokens a block, the anchor included, make {drafts} drafts"
-    checked = (
-        "tensor names, keys of config.json and dtypes are those of SpecForge's published drafters; "
-        "the engine itself did not load the folder here"
-    )
-    return Exported(command, (needed, counted, method.basis, checked), tuple(warnings))
+    if architecture in _HYBRID:
+        command += " --mamba-scheduler-strategy extra_buffer"
+    return command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dspine.errors import CapacityError, UsageError
 from dspine.llama.model import Model
-from dspine.machine import available_bytes as available_bytes
+from dspine.machine import available_bytes
 
 CACHE_TYPES = {
     "f32": 0,

@@ -32,7 +32,6 @@ from dspine.llama.taps import (
     TapReader,
     float_view,
 )
-from dspine.machine import usable_cores as usable_cores
 
 _NO_SLOT, _ABORTED = 1, 2
 
