@@ -34,7 +34,7 @@ from tests.support.toy_target import (
 )
 
 VOCAB = 8
-SAMPLES = 10_000
+SAMPLES = 20_000
 
 
 @cache

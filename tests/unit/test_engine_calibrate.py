@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +15,8 @@ from dspine.drafters.base import Draft, Draw
 from dspine.engine import calibrate
 from dspine.engine.calibrate import never_cheaper, row_counts, time_rows
 from dspine.engine.kept import cached, file_identity
-from dspine.engine.measure import fewer_threads
+from dspine.engine.measure import Conditions, fewer_threads, key_of
+from dspine.llama.model import Model
 from dspine.measured import NOISY, Calibration
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_target import FakeTarget, mixing
@@ -322,3 +325,61 @@ def test_another_file_is_another_key(tmp_path: Path) -> None:
     before = file_identity(file)
     file.write_bytes(b"ab")
     assert file_identity(file) != before
+
+
+CONDITIONS = Conditions(
+    n_ctx=2048,
+    n_threads=2,
+    flash_attention=None,
+    cache_type_k="f16",
+    cache_type_v="f16",
+    most_rows=16,
+)
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "-c": {"n_ctx": 4096},
+    "-t": {"n_threads": 1},
+    "threads that are tried": {"fewer_threads": (1,)},
+    "-fa": {"flash_attention": True},
+    "-ctk": {"cache_type_k": "q8_0"},
+    "-ctv": {"cache_type_v": "q8_0"},
+    "rows": {"most_rows": 8},
+}
+
+
+def _loaded(folder: Path, **other: Any) -> Model:
+    """As much of a model as the key of its measurement asks for."""
+    for name in ("target.gguf", "drafter.gguf", "libllama.so"):
+        if not (folder / name).exists():
+            (folder / name).write_bytes(name.encode())
+    library = SimpleNamespace(file=folder / "libllama.so", kernels=SimpleNamespace(text="avx2"))
+    facts = {"n_gpu_layers": 0, "use_extra_buffers": True, **other}
+    return cast(Model, SimpleNamespace(path=folder / "target.gguf", library=library, **facts))
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_another_setting_is_measured_anew(tmp_path: Path, name: str) -> None:
+    model, drafter = _loaded(tmp_path), tmp_path / "drafter.gguf"
+    key = key_of(model, drafter, CONDITIONS)
+    assert key == key_of(_loaded(tmp_path), drafter, CONDITIONS)
+    assert key != key_of(model, drafter, replace(CONDITIONS, **OTHERWISE[name]))
+
+
+@pytest.mark.parametrize("name", ["target.gguf", "drafter.gguf", "libllama.so"])
+def test_another_library_target_or_drafter_is_measured_anew(tmp_path: Path, name: str) -> None:
+    model, drafter = _loaded(tmp_path), tmp_path / "drafter.gguf"
+    key = key_of(model, drafter, CONDITIONS)
+    (tmp_path / name).write_bytes(b"another version of it")
+    assert key != key_of(model, drafter, CONDITIONS)
+
+
+def test_other_kernels_layers_on_a_device_or_no_drafter_are_measured_anew(tmp_path: Path) -> None:
+    model, drafter = _loaded(tmp_path), tmp_path / "drafter.gguf"
+    key = key_of(model, drafter, CONDITIONS)
+    others = [
+        key_of(_loaded(tmp_path, n_gpu_layers=99), drafter, CONDITIONS),
+        key_of(_loaded(tmp_path, use_extra_buffers=False), drafter, CONDITIONS),
+        key_of(model, None, CONDITIONS),
+    ]
+    model.library.kernels.text = "off"  # type: ignore[misc]
+    others.append(key_of(model, drafter, CONDITIONS))
+    assert key not in others

@@ -71,7 +71,17 @@ def calibrated(
     anew: bool = False,
 ) -> Calibration:
     """Times of this pair under these conditions, kept in `folder`; `anew` measures in any case."""
-    key: dict[str, Any] = {
+    key = key_of(model, file.path if file else None, conditions)
+    found, _ = cached(key, folder, lambda: measure(model, file, drafter, conditions), anew=anew)
+    return found
+
+
+def key_of(model: Model, drafter: Path | None, conditions: Conditions) -> dict[str, Any]:
+    """All that the times depend on: where one of it changes, they are measured again.
+
+    `drafter` is its file. Raises OSError where a file has gone.
+    """
+    return {
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "kernels": [model.library.kernels.text, library_path(Path(), "").name],
@@ -80,7 +90,7 @@ def calibrated(
             str(model.library.file.parent.resolve()),
         ],
         "target": file_identity(model.path),
-        "drafter": file_identity(file.path) if file else None,
+        "drafter": file_identity(drafter) if drafter else None,
         "cache_types": [conditions.cache_type_k, conditions.cache_type_v],
         "n_threads": [conditions.n_threads, *conditions.fewer_threads],
         "n_ctx": conditions.n_ctx,
@@ -89,8 +99,6 @@ def calibrated(
         "flash_attention": conditions.flash_attention,
         "rows": conditions.most_rows,
     }
-    found, _ = cached(key, folder, lambda: measure(model, file, drafter, conditions), anew=anew)
-    return found
 
 
 def measure(
