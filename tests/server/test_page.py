@@ -196,6 +196,28 @@ def test_the_keyboard_is_enough(page: sync_api.Page) -> None:  # type: ignore[na
     assert page.evaluate("document.activeElement.id") == "question"
 
 
+@pytest.mark.parametrize("by_https", [True, False], ids=["https", "http"])
+def test_an_answer_is_copied(
+    page: sync_api.Page,  # type: ignore[name-defined]
+    by_https: bool,
+) -> None:
+    if by_https:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    else:  # as a page of another machine
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    ask(page)
+    page.locator(".message.assistant footer").wait_for()
+    button = page.get_by_role("button", name="Copy answer")
+    button.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Copied", exact=True).wait_for()
+    assert page.evaluate("document.activeElement.className") == "copy"
+    page.get_by_label("Question").focus()
+    page.keyboard.press("Control+V")
+    assert page.get_by_label("Question").input_value() == TEXT
+    button.wait_for()  # its name is what it was
+
+
 def test_a_long_answer_is_followed_to_its_end_unless_the_reader_scrolls_away(
     page: sync_api.Page,  # type: ignore[name-defined]
     site: Site,

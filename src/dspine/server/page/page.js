@@ -83,10 +83,43 @@ async function answer() {
     }
   } finally {
     setRunning(null);
-    if (content) conversation.push({ role: "assistant", content });
+    if (content) {
+      conversation.push({ role: "assistant", content });
+      message.append(copyButton(content));
+      show(message);
+    }
     $("again").disabled = conversation.length === 0;
     if (!touch) $("question").focus(); // where it would not open a keyboard over the answer
   }
+}
+
+function copyButton(text) {
+  const button = element("button", "copy", "Copy answer");
+  button.type = "button";
+  button.addEventListener("click", async () => {
+    // The words of the button are part of the log: a screen reader says them.
+    button.textContent = (await copy(text)) ? "Copied" : "Not copied: select the text";
+    setTimeout(() => { button.textContent = "Copy answer"; }, 3000);
+  });
+  return button;
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Browsers have no clipboard for pages from another machine without https.
+  }
+  const before = document.activeElement;
+  const held = element("textarea", "hidden");
+  held.value = text;
+  document.body.append(held);
+  held.select();
+  const done = document.execCommand("copy");
+  held.remove();
+  before?.focus();
+  return done;
 }
 
 function wordsOf(error) {
