@@ -14,6 +14,7 @@ import pytest
 
 from dspine.cli.serve import bound_socket, read_origins
 from dspine.engine.engine import Engine
+from dspine.engine.parts import TargetFacts
 from dspine.errors import FileError, UsageError
 from dspine.server.engine_thread import BusyError
 from dspine.server.inbox import Job
@@ -175,6 +176,7 @@ def test_a_prompt_beyond_the_context_is_told_in_llama_servers_words() -> None:
     [
         ("127.0.0.1", 70000, "--port is 70000: it must be at most 65535"),
         ("192.0.2.1", 0, "cannot listen on 192.0.2.1:0 .*: give an address of this machine"),
+        ("2001:db8::1", 0, r"cannot listen on \[2001:db8::1\]:0 "),
         ("no.such.host.invalid", 0, "give an address of this machine with --host"),
     ],
 )
@@ -190,6 +192,14 @@ def test_an_origin_that_no_browser_sends_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="scheme, host and port"):
         read_origins([text])
     assert read_origins(["HTTPS://Chat.example:1"]) == ("https://chat.example:1",)
+
+
+def test_a_port_that_browsers_leave_out_is_left_out() -> None:
+    given = ["https://a.example:443", "http://a.example:80", "http://a.example:443", "*"]
+    assert read_origins(given) == (
+        *("https://a.example", "http://a.example"),
+        *("http://a.example:443", "*"),
+    )
 
 
 def test_tokens_and_templates() -> None:
@@ -213,7 +223,24 @@ def test_props_slots_and_models_tell_no_paths() -> None:
         assert props["default_generation_settings"]["n_ctx"] == 512
         assert props["model_path"] == "target.gguf"
         assert client.get("/slots").json()[0]["is_processing"] is False
-        assert client.get("/v1/models").json()["data"][0]["meta"]["n_vocab"] == VOCAB
+        meta = client.get("/v1/models").json()["data"][0]["meta"]
+        assert meta == {"n_vocab": VOCAB, "n_ctx": 512}
+
+
+def test_the_model_is_described_with_llama_servers_numbers() -> None:
+    facts = TargetFacts(
+        context_train=32768, hidden_size=896, num_parameters=494_032_768, size_bytes=398_000_000
+    )
+    with served("Hi.", parts={"facts": facts}) as client:
+        meta = client.get("/v1/models/fake").json()["meta"]
+    assert meta == {
+        "n_vocab": VOCAB,
+        "n_ctx": 512,
+        "n_ctx_train": 32768,
+        "n_embd": 896,
+        "n_params": 494_032_768,
+        "size": 398_000_000,
+    }
 
 
 def test_metrics_count_what_was_done() -> None:

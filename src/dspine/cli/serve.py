@@ -146,7 +146,14 @@ def read_origins(texts: Sequence[str]) -> tuple[str, ...]:
                 f"--cors-origin is {text!r}: give scheme, host and port alone, as in "
                 f"https://chat.example or http://localhost:3000, or * for any"
             )
-    return tuple(text.lower() for text in texts)
+    return tuple(_without_usual_port(text.lower()) for text in texts)
+
+
+def _without_usual_port(origin: str) -> str:
+    for scheme, port in (("http://", ":80"), ("https://", ":443")):
+        if origin.startswith(scheme):
+            return origin.removesuffix(port)
+    return origin
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -163,16 +170,20 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         made.close()
         remedy = _BIND_REMEDIES.get(error.errno or 0, "give an address of this machine with --host")
-        reason = f"cannot listen on {host}:{port} ({error.strerror})"
+        reason = f"cannot listen on {address(host, port)} ({error.strerror})"
         raise UsageError(f"{reason}: {remedy}") from None
     return made
+
+
+def address(host: str, port: int) -> str:
+    """Both as in a URL, where IPv6 stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def announce(options: Options, listener: socket.socket) -> None:
     """Where it listens, and who can reach it."""
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"listening on http://{shown}:{port}", err=True)
+    click.echo(f"listening on http://{address(host, port)}", err=True)
     if host in _LOOPBACK:
         click.echo("only this machine can reach it; --host 0.0.0.0 opens it to others", err=True)
     elif not options.text("api_key"):

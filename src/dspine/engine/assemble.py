@@ -15,7 +15,7 @@ from dspine.engine.kv_types import check_cache_types
 from dspine.engine.llama_target import LlamaTarget, LlamaTargets
 from dspine.engine.measure import Conditions, calibrated, fewer_threads, needs_flash
 from dspine.engine.ngram_table import NgramTable
-from dspine.engine.parts import EngineParts, ProposerName
+from dspine.engine.parts import EngineParts, ProposerName, TargetFacts
 from dspine.engine.policies import UNKNOWN_CURVE, assumes_acceptance, does_not_pay, policy_maker
 from dspine.engine.prompt import token_text
 from dspine.engine.proposers import LOOKUP_SCORES
@@ -334,6 +334,9 @@ def _assemble(
         model_path=options.model,
         target=together.targets[0] if together else LlamaTarget(context),
         tokenizer=model.tokenizer,
+        facts=TargetFacts(
+            model.context_train, model.hidden_size, model.num_parameters, model.size_bytes
+        ),
         policy=policy(),
         together=together,
         make_policy=policy,

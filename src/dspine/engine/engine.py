@@ -15,6 +15,7 @@ from dspine.engine.loop import Run, Stepper, generate
 from dspine.engine.parts import EngineParts as EngineParts
 from dspine.engine.parts import EngineTokenizer as EngineTokenizer
 from dspine.engine.parts import ProposerName as ProposerName
+from dspine.engine.parts import TargetFacts
 from dspine.engine.prompt import Prompt
 from dspine.engine.request import AnswerOptions, Requests
 from dspine.engine.rollback import RollbackMode
@@ -73,6 +74,11 @@ class Engine:
     def model_path(self) -> Path:
         """The target's file."""
         return self._parts.model_path
+
+    @property
+    def target_facts(self) -> TargetFacts | None:
+        """Its sizes; None where the engine was not made from files."""
+        return self._parts.facts
 
     @property
     def drafter_path(self) -> Path | None:

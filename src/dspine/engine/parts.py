@@ -28,6 +28,18 @@ class EngineTokenizer(TokenizerLike, Protocol):
         """Whether an answer ends with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What is told about the target to those who ask."""
+
+    context_train: int
+    """Positions that it was trained for."""
+    hidden_size: int
+    num_parameters: int
+    size_bytes: int
+    """Of all its tensors."""
+
+
 @dataclass(slots=True)
 class EngineParts:
     """What an engine is made of; `dspine.engine.assemble` makes them from files, tests from fakes.
@@ -42,6 +54,7 @@ class EngineParts:
     tokenizer: EngineTokenizer
     policy: WidthPolicy
     proposer: ProposerName
+    facts: TargetFacts | None = None
     template: ChatTemplate | None = None
     is_recurrent: bool = False
     rollback: RollbackMode | None = None

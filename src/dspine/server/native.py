@@ -46,6 +46,13 @@ def _model(request: Request) -> dict[str, Any]:
     if made.thread.state == "ready":
         engine = made.thread.engine
         meta = {"n_vocab": engine.tokenizer.vocab_size, "n_ctx": engine.n_ctx}
+        if (facts := engine.target_facts) is not None:
+            meta |= {
+                "n_ctx_train": facts.context_train,
+                "n_embd": facts.hidden_size,
+                "n_params": facts.num_parameters,
+                "size": facts.size_bytes,
+            }
     return {
         "id": made.options.alias,
         "object": "model",
