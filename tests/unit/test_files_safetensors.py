@@ -125,6 +125,8 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(FileError, match=words):
             write_safetensors(path, {"t": tensor})
+    with pytest.raises(FileError, match="no tensor can be called __metadata__"):
+        write_safetensors(path, {"__metadata__": np.zeros(2, np.float32)})
     with pytest.raises(FileError, match="does not exist"):
         write_safetensors(tmp_path / "none" / "w.safetensors", {"t": np.zeros(1)})
     assert not list(tmp_path.iterdir())

@@ -143,8 +143,8 @@ def write_safetensors(
         stream = tensor if isinstance(tensor, TensorStream) else _stream(name, tensor)
         if name == _METADATA:
             raise FileError(
-                f"tensor {name} cannot be stored as {stream.dtype} in safetensors: choose another "
-                "name"
+                f"no tensor can be called {name} in safetensors, which keeps that for texts: "
+                "choose another name"
             )
         end = offset + stream.n_bytes
         header[name] = {
