@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import re
 import socket
 import threading
@@ -185,6 +187,16 @@ def test_an_address_that_cannot_be_had_is_told_with_what_to_do(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         bound_socket(host, port)
+
+
+def test_a_machine_without_ipv6_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(family: int, *_: object) -> None:
+        assert family == socket.AF_INET6
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr("socket.socket", refused)
+    with pytest.raises(UsageError, match=r"\[::1\]:80 \(Address family .*: give an address"):
+        bound_socket("::1", 80)
 
 
 @pytest.mark.parametrize("text", ["chat.example", "https://chat.example/", "null", "https://"])

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -159,19 +159,23 @@ def _without_usual_port(origin: str) -> str:
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that listens; UsageError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((host, port))
-        made.listen(128)
-    except OverflowError:
-        made.close()
-        raise UsageError(f"--port is {port}: it must be at most 65535") from None
-    except OSError as error:
-        made.close()
-        remedy = _BIND_REMEDIES.get(error.errno or 0, "give an address of this machine with --host")
-        reason = f"cannot listen on {address(host, port)} ({error.strerror})"
-        raise UsageError(f"{reason}: {remedy}") from None
+    with ExitStack() as unused:
+        try:
+            made = unused.enter_context(
+                socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            )
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((host, port))
+            made.listen(128)
+        except OverflowError:
+            raise UsageError(f"--port is {port}: it must be at most 65535") from None
+        except OSError as error:
+            remedy = _BIND_REMEDIES.get(
+                error.errno or 0, "give an address of this machine with --host"
+            )
+            reason = f"cannot listen on {address(host, port)} ({error.strerror})"
+            raise UsageError(f"{reason}: {remedy}") from None
+        unused.pop_all()
     return made
 
 

@@ -403,6 +403,7 @@ def _table(options: LoadOptions, vocab_size: int) -> NgramTable | None:
     if table.highest_token >= vocab_size:
         raise FileError(
             f"{path} proposes token {table.highest_token}, the target's vocabulary has "
-            f"{vocab_size}: the n-gram table belongs to another target"
+            f"{vocab_size}: the n-gram table belongs to another target, name this one's "
+            "(--ngram-table) or none"
         )
     return table

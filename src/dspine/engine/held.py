@@ -135,9 +135,7 @@ class HeldContext:
         before = self._target.save() if self._tokens else b""
         try:
             if self._target.load(state) != len(tokens):
-                raise UsageError(
-                    f"the saved memory is not that of its {len(tokens)} tokens: save it again"
-                )
+                raise UsageError(f"the saved memory is not that of its {len(tokens)} tokens")
         except UsageError:
             self._target.clear()
             if before:

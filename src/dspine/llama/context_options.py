@@ -68,7 +68,7 @@ class ContextOptions:
         if self.n_sequences > most:
             raise UsageError(
                 f"n_sequences is {self.n_sequences}: this library serves at most {most} "
-                f"sequences at once"
+                "sequences at once, choose fewer (-np)"
             )
         check_taps(self.taps, model.num_layers)
         check_cache(
