@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dspine.engine import calibrate, load
+from dspine.engine import assemble, calibrate
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 Run = Callable[..., str]
@@ -30,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     # A machine on which drafting pays, so that what is drafted depends on the texts alone.
     monkeypatch.setattr(calibrate, "time_rows", rows)
     monkeypatch.setattr(calibrate, "time_drafter", drafts)
-    monkeypatch.setattr(load, "physical_cores", lambda: 1)
+    monkeypatch.setattr(assemble, "physical_cores", lambda: 1)
 
     def program(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
