@@ -83,6 +83,19 @@ def test_a_stream_gives_the_same_text_and_every_token_once() -> None:
     assert len({document["id"] for document in documents}) == 1
 
 
+def test_null_is_as_good_as_nothing_where_the_api_says_so() -> None:
+    nulls = dict.fromkeys(("stream", "stream_options", "stop", "n", "seed", "logit_bias"))
+    with served("Hi.") as client:
+        reply = client.post("/v1/chat/completions", json={**ASK, **nulls, "tools": None})
+        assert reply.json()["choices"][0]["message"]["content"] == "Hi."
+        body = {"prompt": "A:", **nulls, "echo": None, "suffix": None}
+        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "Hi."
+        body = {**ASK, "stream": True, "stream_options": {"include_usage": None}}
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        wrong = client.post("/v1/chat/completions", json={**ASK, "stream": "yes"})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "stream"
+
+
 def test_usage_comes_last_with_no_choices_when_asked_for() -> None:
     with served("Hi.") as client:
         documents = stream(client, {**ASK, "stream_options": {"include_usage": True}})

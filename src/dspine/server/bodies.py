@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+)
 
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
+def _false_for_null(value: object) -> object:
+    return False if value is None else value
+
+
+Switch = Annotated[
+    bool,
+    BeforeValidator(_false_for_null),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "null"}]}),
+]
+"""Where OpenAI's API takes null, for false."""
+
+
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: Switch = False
 
 
 class Speculative(Body):
@@ -80,7 +99,7 @@ class Generation(Body):
     """What chat and text completions have in common; None is the server's default."""
 
     model: str | None = None
-    stream: bool = False
+    stream: Switch = False
     stream_options: StreamOptions | None = None
     max_tokens: Limit = None
     n_predict: Limit = None
@@ -138,7 +157,7 @@ class CompletionBody(Generation):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
-    echo: bool = False
+    echo: Switch = False
     suffix: str | None = None
 
 
