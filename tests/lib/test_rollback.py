@@ -16,7 +16,6 @@ from contextlib import ExitStack, suppress
 import numpy as np
 import pytest
 
-from dspine.engine.rollback import CheckpointRollback
 from dspine.errors import LibraryError, UsageError
 from dspine.llama.context import Context
 from dspine.llama.memory import Memory
@@ -263,7 +262,6 @@ def test_an_interrupted_checkpoint_is_none(
         rig.verify(future[:3], 3)
         rig.tokens.append(future[3])
         with monkeypatch.context() as patch:
-            patch.setattr(CheckpointRollback, "_saved", None, raising=False)
             patch.setattr(
                 type(context.state), "_next", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
             )
