@@ -169,3 +169,36 @@ def test_what_is_drawn_for_rejection_follows_nothing() -> None:
     assert network._told(Ask(1, 5, 9), 4, table_of(1, 2, 3)) == (), "no slot is left"
     drafter.follows = False
     assert network._told(Ask(1, 5, 9), 6, table_of(1, 2)) == ()
+
+
+def test_no_draft_is_made_for_a_lead_that_rejection_forbids() -> None:
+    lookup, hardly = table_of(1, 2), (0.01,) * 7
+    for rejects in (False, True):
+        made = AdaptiveWidth(cheap(), most_drafts=15, block_size=8, curve=hardly, follows=True)
+        draw = Draw(1.0, 0.0, lambda ids: ids.astype(float), rejects)
+        made._onward.add([SURE] * 5)
+        width = made.ask([lookup], Ask(0, 40, 15, draw), 2)
+        assert (width > 2, made.lead().tokens) == ((False, ()) if rejects else (True, (1, 2)))
+
+
+def test_a_lead_that_was_not_verified_as_a_whole_goes_on() -> None:
+    """Fewer drafts may be left to an answer than the lead still has."""
+    made = policy()
+    asked(made, table_of(1, 2, 3))
+    led = made.lead().continued((4, 5), (0.9, 0.9), "dspine")
+    assert made.choose(NOTHING, led).tokens == led.tokens
+    made.observe(Outcome(1, (1, 2), 0.3, 10.0))
+    made.ask([], Ask(0, 42, 1), 2)
+    assert made.choose(NOTHING).tokens == (3,)
+
+
+def test_what_follows_a_lookup_must_beat_the_rest_of_a_chain_too() -> None:
+    costs = StepCosts(CostTable({1: 10.0, 16: 10.8}, {2: 7.5, 8: 7.9}), 16)
+    for rest, drafts in (((3, 4, 5, 6, 7), 0), ((), 7)):
+        made = AdaptiveWidth(costs, most_drafts=15, block_size=8, curve=(0.8,) * 7, follows=True)
+        for confirmed in ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2)):
+            made.ask([], Ask(0, 40, 15), 2)
+            own = (1, 2, *rest) if len(confirmed) == 2 else (1, 2, 3, 4, 5, 6, 7)
+            chosen = made.choose(Proposal(own, (0.9,) * len(own), "dspine"))
+            made.observe(Outcome(len(chosen.tokens), confirmed, 7.9, 10.3))
+        assert asked(made, table_of(3))[0] == drafts

@@ -12,7 +12,7 @@ from itertools import islice
 from math import exp, log, sqrt
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
-from dspine.engine.asking import LEAST_REACH, Prices, Prospects
+from dspine.engine.asking import LEAST_REACH, Judgement, Prices, Prospects
 from dspine.engine.costs import StepCosts
 from dspine.engine.offers import AGREE, ALONE, DIFFER, LOOKED_UP, Offer, kinds_after
 from dspine.engine.onward import OnwardProspects
@@ -118,6 +118,9 @@ class AdaptiveWidth:
         self._all: list[Offer] = []
         self._worth: list[tuple[int, float]] = []
         self._instead: tuple[Offer, int] | None = None
+        """The best lookup, and how many of its drafts."""
+        self._behind = 0.0
+        """Tokens by which the rest of a chain of the network is better than that."""
         self._is_rest = False
         self._drafted: Offer | None = None
         self._rows: list[float] = [1.0]
@@ -148,6 +151,36 @@ class AdaptiveWidth:
     # -- one step --------------------------------------------------------------------------------
 
     def ask(self, free: Sequence[Proposal], request: Ask, waiting: int | None) -> int:
+        self._look_at(free, request)
+        if self._block < 2 or waiting is None:
+            return 0
+        # Where not even the shortest draft may be tried, judging one costs more than it is worth.
+        cheapest = self._costs.draft(2, waiting, warm=self._warm)
+        may_ask = self._rate * cheapest <= self._trial.left
+        if not may_ask and self._open is None:
+            return 0
+        best, first = self._weighed()
+        if not may_ask:
+            return 0
+        situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
+        judgement = self._prospects.judge(
+            situation, best, min(self._block - 1, request.limit), self._prices
+        )
+        goes_on = self._warm and situation == self._situation
+        self._situation = situation
+        if self._follows and not request.rejects and self._leads(request, waiting, judgement):
+            return self._width - 1
+        width = judgement.width
+        if width < 2:
+            return 0
+        draft_ms = self._costs.draft(width, waiting, warm=self._warm)
+        if not (self._affords(draft_ms, 1) and self._wants(judgement, draft_ms, goes_on=goes_on)):
+            return 0
+        self._width, self._draft_ms = width, draft_ms
+        return width - 1
+
+    def _look_at(self, free: Sequence[Proposal], request: Ask) -> None:
+        """What a step costs here, and what is to be had without a draft."""
         rows = self._costs.rows(request.position)
         speed = max(1.0, self._tokens / self._time)
         self._plain = plain = rows[0]
@@ -159,7 +192,7 @@ class AdaptiveWidth:
             most = len(self._nothing) - 1
             self._owed = owed_ms(rows, request.extra, most, speed, copies)
             self._save, self._restore = copies.save_ms, copies.restore_ms
-        self._rows = rows = rows[request.extra :] if request.extra else rows
+        self._rows = rows[request.extra :] if request.extra else rows
         self._free = [self._looked_up(proposal) for proposal in free if proposal.tokens]
         self._offers = list(self._free)
         if self._free:
@@ -168,51 +201,38 @@ class AdaptiveWidth:
             self._offers.append(self._open.rest(request.limit))
         self._drafted, self._width, self._probing = None, 0, False
         self._lead = self._led = None
-        self._worth, self._instead = [], None
-        if self._block < 2 or waiting is None:
-            return 0
-        # Where not even the shortest draft may be tried, judging one costs more than it is worth.
-        cheapest = self._costs.draft(2, waiting, warm=self._warm)
-        may_ask = self._rate * cheapest <= self._trial.left
-        if not may_ask and self._open is None:
-            return 0
-        best, first = 1.0 - self._rate * rows[0], 0.0
+        self._worth, self._instead, self._behind = [], None, 0.0
+
+    def _weighed(self) -> tuple[float, float]:
+        """(tokens that the best step without a draft is worth, best chance of a first draft)."""
+        best, first = 1.0 - self._rate * self._rows[0], 0.0
         for index, chain in enumerate(self._offers):
             found = self._best(chain)
             self._worth.append(found)
             if found[1] > best:
+                self._behind = found[1] - best
                 best = found[1]
                 if index < len(self._free):
-                    self._instead = chain, found[0]
-            first = max(first, chain.source.chance(chain.slots[0]))
-        if not may_ask:
-            return 0
-        situation = (first > 0.0) + (first >= WEAK) + (first >= STRONG)
-        judgement = self._prospects.judge(
-            situation, best, min(self._block - 1, request.limit), self._prices
-        )
-        width, gain = judgement.width, judgement.value
-        goes_on = self._warm and situation == self._situation
-        self._situation = situation
-        if self._follows and self._leads(request, waiting, width, gain):
-            return self._width - 1
-        if width < 2:
-            return 0
-        draft_ms = self._costs.draft(width, waiting, warm=self._warm)
-        least = draft_ms + rows[1] - rows[0] + self._save + self._owed[1]
-        if least > self._credit * plain or self._rate * draft_ms > self._trial.left:
-            return 0
-        if gain > 0.0:
+                    self._instead, self._behind = (chain, found[0]), 0.0
+            first = max(first, next(iter(chain.reaches())))
+        return best, first
+
+    def _affords(self, draft_ms: float, drafts: int) -> bool:
+        """Whether such a draft and a verify of that many may be lost."""
+        least = draft_ms + self._rows[drafts] - self._rows[0] + self._save + self._owed[drafts]
+        return least <= self._credit * self._plain and self._rate * draft_ms <= self._trial.left
+
+    def _wants(self, judgement: Judgement, draft_ms: float, *, goes_on: bool) -> bool:
+        """Whether to draft: for what it gains, to end a stretch in doubt, or as a probe."""
+        if judgement.value > 0.0:
             self._doubts = 0
-        elif goes_on and self._doubts < DOUBTS and judgement.now > -DOUBTFUL:
+            return True
+        if goes_on and self._doubts < DOUBTS and judgement.now > -DOUBTFUL:
             self._doubts += 1
             self._prospects.forget()
-        else:
-            loss = self._rate * (draft_ms - self._costs.drafts()[width]) - judgement.now
-            if not self._probe(loss, judgement.usually):
-                return 0
-        self._width, self._draft_ms = width, draft_ms
-        return width - 1
+            return True
+        usual_ms = self._costs.drafts()[judgement.width]
+        return self._probe(self._rate * (draft_ms - usual_ms) - judgement.now, judgement.usually)
 
     def lead(self) -> Proposal:
         if self._lead is None:
@@ -241,8 +261,7 @@ class AdaptiveWidth:
             count, worth = known[index] if known else self._best(chain)
             if worth > value:
                 value, chosen = worth, chain.proposal.first(count)
-                made = (self._drafted, self._led)
-                self._is_rest = index == len(self._free) and chain not in made
+                self._is_rest = self._open is not None and index == len(self._free)
         if drafted.tokens:
             self._since = 0
         return chosen
@@ -380,9 +399,9 @@ class AdaptiveWidth:
             other_cost = self._rows[count] + self._save + (0.0 if right else self._restore)
         return len(confirmed) - other - self._rate * (cost - other_cost)
 
-    def _leads(self, request: Ask, waiting: int, width: int, gain: float) -> bool:
+    def _leads(self, request: Ask, waiting: int, judgement: Judgement) -> bool:
         """Chooses the lookup that a draft should follow as well, and says whether that alone is
-        worth a draft: more than the `gain` of one of this `width` that follows none.
+        worth a draft: more than one that follows none, as `judgement` has it.
         """
         if self._instead is None:
             return False
@@ -392,14 +411,14 @@ class AdaptiveWidth:
             return False
         reached = next(islice(offer.reaches(), given - 1, None))
         own, promised = self._onward.judge(reached, given, most, self._prices())
+        width = judgement.width
         if width > given + 1 or own:
             self._lead = self._instead
-        if promised <= max(gain, 0.0):
+        if promised - self._behind <= max(judgement.value, 0.0):
             return False
         own = max(own, width)
-        draft_ms, rows = self._costs.draft(own, waiting, warm=self._warm), self._rows
-        least = draft_ms + rows[given + 1] - rows[0] + self._save + self._owed[given + 1]
-        if least > self._credit * self._plain or self._rate * draft_ms > self._trial.left:
+        draft_ms = self._costs.draft(own, waiting, warm=self._warm)
+        if not self._affords(draft_ms, given + 1):
             return False
         self._width, self._draft_ms = own, draft_ms
         return True

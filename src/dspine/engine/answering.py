@@ -118,7 +118,7 @@ class Answering:
     def fail(self, error: Exception) -> None:
         """It ends here, with this."""
         told, events = self._told, [(self.number, error)]
-        # As in `read`.
+        # As in `saw`.
         told.events += events
         self.failed = True
 
@@ -135,3 +135,7 @@ class Answering:
             self.slot.held.end(self.run.sequence.tokens)
         else:
             self.slot.held.forget()
+
+
+PromptPiece = tuple[Answering, Piece]
+"""An answer whose prompt is being decoded, and what comes next of it."""

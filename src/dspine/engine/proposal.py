@@ -50,7 +50,7 @@ class Proposal(NamedTuple):
 
     def after(self, count: int) -> Proposal:
         """What is left once the first `count` drafts, none of them drawn, have come true."""
-        own = max(0, self.own - count)
+        own = MOST if self.own == MOST else max(0, self.own - count)
         return Proposal(self.tokens[count:], self.scores[count:], self.proposer, (), own)
 
     def first(self, count: int) -> Proposal:
@@ -63,7 +63,7 @@ class Proposal(NamedTuple):
             return self
         name, own = (self.proposer, self.own) if count else ("none", MOST)
         if count <= own < MOST:
-            name, own = name.rpartition(JOINT)[0] or name, MOST
+            name, own = name.rpartition(JOINT)[0], MOST
         return Proposal(
             self.tokens[:count], self.scores[:count], name, self.drawn[: count + 1], own
         )
@@ -89,6 +89,11 @@ class Ask(NamedTuple):
     """What taking drafts back costs; None where they are cut off for nothing."""
     forced: Forced = NOT_FORCED
     """What a grammar suggests."""
+
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are drawn to be judged by rejection."""
+        return self.draw is not None and self.draw.with_distributions
 
 
 class Confirmed(NamedTuple):

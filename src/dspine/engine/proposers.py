@@ -267,8 +267,7 @@ class DrafterProposer:
         """The tokens of the lead, if such a block has a slot after them. Where drafts are drawn to
         be judged by rejection, all of a block must be.
         """
-        rejects = ask.draw is not None and ask.draw.with_distributions
-        if rejects or len(lead.tokens) > width - 2 or not self._drafter.follows:
+        if ask.rejects or len(lead.tokens) > width - 2 or not self._drafter.follows:
             return ()
         return lead.tokens
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dspine.engine.answering import Answering, Piece
+from dspine.engine.answering import Answering, PromptPiece
 from dspine.engine.events import Event
 from dspine.engine.parts import EngineParts
 from dspine.engine.prompt import Prompt
@@ -131,7 +131,7 @@ class Scheduler:
             raise  # what happened before the interrupt is told by the next step
         return self._told.take()
 
-    def _read(self) -> tuple[Answering, Piece] | None:
+    def _read(self) -> PromptPiece | None:
         """One piece of one prompt, each in its turn; or that piece, to be decoded with a verify.
 
         The last piece is decoded before, so that its answer is part of the verify.
@@ -152,7 +152,7 @@ class Scheduler:
             answer.fail(error)
         return None
 
-    def _answer(self, reading: tuple[Answering, Piece] | None) -> None:
+    def _answer(self, reading: PromptPiece | None) -> None:
         """One verify of all whose prompts are in memory, with `reading` in the same decode."""
         answers = [a for a in self._answers.values() if a.answers and not a.is_over]
         if self._shared is not None and (len(answers) > 1 or reading is not None):

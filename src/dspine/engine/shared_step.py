@@ -12,7 +12,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from dspine.drafters.base import Draft, DraftAsk, Drafter
-from dspine.engine.answering import Answering, Piece
+from dspine.engine.answering import Answering, Piece, PromptPiece
 from dspine.engine.loop import Planned
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.slots import Slot
@@ -32,10 +32,6 @@ class _Turn:
     draft: Draft | Exception | None = None
     proposal: Proposal = NOTHING
     planned: Planned | None = None
-
-
-Reading = tuple[Answering, Piece]
-"""An answer whose prompt is being decoded, and what comes next of it."""
 
 
 class SharedStep:
@@ -70,7 +66,7 @@ class SharedStep:
         self,
         answers: Sequence[Answering],
         others: Sequence[Slot],
-        reading: Reading | None = None,
+        reading: PromptPiece | None = None,
     ) -> None:
         """A step of all `answers`, slot numbers going up; `others` are slots that do not answer.
         `reading` belongs to one of these and is decoded as well.
@@ -169,7 +165,7 @@ class SharedStep:
         turns: Sequence[_Turn],
         others: Sequence[Slot],
         drafting: int,
-        reading: Reading | None,
+        reading: PromptPiece | None,
     ) -> None:
         """One decode for these and for `reading`, to which `others` may add rows."""
         plans = [turn.planned for turn in turns if turn.planned is not None]
@@ -293,7 +289,7 @@ def common_drafts(turns: Sequence[_Turn]) -> int | None:
     return max(range(most), key=values.__getitem__)
 
 
-def _read(reading: Reading) -> None:
+def _read(reading: PromptPiece) -> None:
     """Decode a piece by itself."""
     answer, piece = reading
     target = answer.slot.target
