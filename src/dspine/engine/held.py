@@ -134,8 +134,9 @@ class HeldContext:
         """
         before = self._target.save() if self._tokens else b""
         try:
-            if self._target.load(state) != len(tokens):
-                raise UsageError(f"the saved memory is not that of its {len(tokens)} tokens")
+            length = self._target.load(state)
+            if length != len(tokens):
+                raise UsageError(f"the saved memory has {length} tokens, its text {len(tokens)}")
         except UsageError:
             self._target.clear()
             if before:

@@ -413,14 +413,18 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
 
     def _check_lead(self, lead: tuple[int, ...], width: int) -> None:
         if not self.follows:
-            raise UsageError(f"a {self.name} drafter cannot follow a lead")
+            raise UsageError(
+                f"a {self.name} drafter cannot follow a lead: ask it for a draft without one"
+            )
         if len(lead) > width - 2:
             raise UsageError(
-                f"the lead has {len(lead)} tokens: a block of width {width} has no slot after it"
+                f"the lead has {len(lead)} tokens, a block of width {width} has no slot after it: "
+                f"give at most {width - 2}"
             )
         if not all(0 <= token < self.config.vocab_size for token in lead):
             raise UsageError(
-                f"the lead {lead} goes outside of the vocabulary of {self.config.vocab_size}"
+                f"the lead {lead} goes outside of the vocabulary of {self.config.vocab_size}: "
+                "give tokens of its target"
             )
 
 
