@@ -48,10 +48,10 @@ main()
 
 
 NEVER_FOUND = """
-import logging, time
+import logging, sys
 def load(*_, **__):
     logging.getLogger("dspine.load").info("reading the target")
-    time.sleep(1)
+    sys.stdin.readline()
     raise FileError("model.gguf has no layers: take another file")
 serve.open_engine = load
 main()
@@ -145,6 +145,9 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path:
         address = _address(log)
         with socket.create_connection((address.hostname or "", address.port or 0)) as half:
             half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
             assert process.wait(PATIENCE) == 2, log.read_text()
     assert log.read_text().count("\nloading: reading the target\n") == 1
     last = log.read_text().splitlines()[-1]
@@ -208,16 +211,16 @@ def test_an_answer_that_fails_alone_ends_nothing() -> None:
 def running(
     code: str, folder: Path, *options: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """`dspine serve` on a free port, after `code`; the process and its log."""
+    """`dspine serve` on a free port, after `code`; the process, whose input waits, and its log."""
     log = folder / "server.log"
     command = [sys.executable, "-c", code, "serve", "--port", "0", *options]
     with log.open("w") as stream:
-        process = subprocess.Popen(command, stderr=stream, cwd=ROOT)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stream, cwd=ROOT)
     try:
         yield process, log
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def _seen(thread: EngineThread) -> tuple[str, bool, bool]:
