@@ -4,8 +4,9 @@
 
 Three ways, in turn, with dspine's kernels and with ggml's (each its usual attention setting):
 
-apart    caches apart, a decode of the chunk and one of all verifies, as the scheduler does it
-one      caches apart, one decode with both; the library divides it into passes itself
+apart    caches apart, a decode of the chunk and one of all verifies
+one      caches apart, one decode with both, as the scheduler does it for all pieces of a prompt but
+         the last; the library divides it into passes itself
 unified  one cache for all sequences, one decode with both, which is a single pass
 
 The chunk's sequence comes after those that verify (`behind`) or among them (`between`; apart, it

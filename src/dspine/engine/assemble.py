@@ -156,7 +156,8 @@ def load_parts(options: LoadOptions) -> EngineParts:
         drafter = _open_drafter(options, model, file, sizes, folder)
         if drafter is not None:
             stack.callback(drafter.close)
-        log.info("measuring this machine, or taking what was measured before")
+        if options.calibrate:
+            log.info("measuring this machine, or taking what was measured before")
         choice = _choose(options, model, file, drafter, sizes, rollback.copies, folder)
         if options.calibrate and file is not None and not file.record.acceptance_curve:
             notices.append(assumes_acceptance(file.path))
