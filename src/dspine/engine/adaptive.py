@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from math import exp, log, sqrt
+from math import sqrt
 
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
-from dspine.engine.asking import LEAST_REACH, Judgement, Prices, Prospects
+from dspine.engine.asking import LEAST_REACH, Judgement, Prices, Prospects, typical_chains
 from dspine.engine.costs import StepCosts
 from dspine.engine.offers import AGREE, ALONE, DIFFER, LOOKED_UP, Offer, kinds_after
 from dspine.engine.onward import OnwardProspects
@@ -31,9 +31,6 @@ NETWORK_PRIORS = (
 """By kind. Scores of a network promise too much; that another proposer agrees is good news."""
 
 LOOKUP_PRIORS = (ScorePrior(), ScorePrior(0.8), ScorePrior(-1.0))
-
-SPREAD = (-1.5, 0.0, 1.5)
-"""Logits by which typical chains differ from the mean one: most are good or bad."""
 
 FREE = ("ngram", "table", "grammar")
 """Names of proposals that cost nothing."""
@@ -96,7 +93,7 @@ class AdaptiveWidth:
         self._sources = [Reliability(LOOKUP_PRIORS) for _ in FREE]
         self._lookups = dict(zip(FREE, self._sources, strict=True))
         self._lookups[CONTINUED] = self._lookups["table"]
-        typical = _typical_chains(curve[: block_size - 1] or (0.5,))
+        typical = typical_chains(curve[: block_size - 1] or (0.5,), NETWORK_PRIORS[ALONE])
         self._prospects = Prospects(
             self._network, typical, situations=SITUATIONS, most_drafts=max(1, block_size - 1)
         )
@@ -459,15 +456,3 @@ class AdaptiveWidth:
             for kind, score in zip(kinds, drafted.scores, strict=True)
         ]
         return Offer(self._network, drafted, slots)
-
-
-def _typical_chains(curve: Sequence[float]) -> list[list[int]]:
-    """Chains whose chances are those of a stored acceptance curve, good and bad ones."""
-    prior = NETWORK_PRIORS[ALONE]
-
-    def slot(chance: float, shift: float) -> int:
-        chance = min(max(chance, 0.01), 0.99)
-        logit = (log(chance / (1.0 - chance)) + shift - prior.offset) / prior.slope
-        return score_bin(1.0 / (1.0 + exp(-logit)))
-
-    return [[slot(chance, shift) for chance in curve] for shift in SPREAD]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from math import exp, log
 from operator import itemgetter, mul
 from typing import NamedTuple
 
-from dspine.engine.acceptance import Reliability
+from dspine.engine.acceptance import Reliability, ScorePrior, score_bin
 
 REMEMBERED = 8
 """Chains from which the next one is guessed, for each situation."""
@@ -41,6 +42,9 @@ PACE = 1.0 / 48.0
 
 SAME = 0.1
 """Tokens by which the alternative may become worse meanwhile."""
+
+SPREAD = (-1.5, 0.0, 1.5)
+"""Logits by which typical chains differ from the mean one: most are good or bad."""
 
 
 class Prices(NamedTuple):
@@ -221,3 +225,16 @@ class _Chains:
         found = [gain / total - drafts[slot + 2] for slot, gain in enumerate(gains)]
         now = max(found)
         return now, found.index(now) + 2
+
+
+def typical_chains(curve: Sequence[float], prior: ScorePrior) -> list[list[int]]:
+    """Slot numbers of chains whose chances are those of a stored acceptance curve, good and bad
+    ones, where scores mean what `prior` says.
+    """
+
+    def slot(chance: float, shift: float) -> int:
+        chance = min(max(chance, 0.01), 0.99)
+        logit = (log(chance / (1.0 - chance)) + shift - prior.offset) / prior.slope
+        return score_bin(1.0 / (1.0 + exp(-logit)))
+
+    return [[slot(chance, shift) for chance in curve] for shift in SPREAD]
