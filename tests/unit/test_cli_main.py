@@ -183,6 +183,8 @@ def test_what_a_program_needs_is_exported() -> None:
 def test_an_interrupt_while_commands_are_imported_ends_quietly() -> None:
     program = (
         "import os, signal, sys\n"
+        # A shell that starts tests in the background has children ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from dspine.cli.main import main\n"
         "class Finder:\n"
         "    def find_spec(self, name, path, target=None):\n"
