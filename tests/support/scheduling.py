@@ -13,6 +13,7 @@ from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.engine import EngineParts
 from dspine.engine.events import Event, Finish, Step
 from dspine.engine.scheduler import Scheduler
+from dspine.engine.target import LogitRows
 from dspine.engine.width import WidthPolicy
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_engine import VOCAB
@@ -110,3 +111,17 @@ def together(parts: EngineParts) -> FakeTargets:
 
 def targets_of(parts: EngineParts) -> Sequence[FakeTarget]:
     return together(parts).targets
+
+
+def interrupt_after_decode(target: FakeTarget) -> None:
+    """Ctrl-C comes once: when the next rows of this target are decoded, before anything is made
+    of them.
+    """
+    decode = target.decode
+
+    def interrupted(tokens: Sequence[int], position: int, logits: LogitRows) -> None:
+        decode(tokens, position, logits)
+        target.decode = decode  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    target.decode = interrupted  # type: ignore[method-assign]

@@ -19,6 +19,7 @@ from tests.support.scheduling import (
     NEXT,
     Listener,
     drafter,
+    interrupt_after_decode,
     targets,
     targets_of,
     together,
@@ -170,15 +171,7 @@ def test_ctrl_c_in_such_a_decode_loses_nothing(sequence: int) -> None:
     listener = running(parts, [1, 2, 3])
     number = listener.scheduler.start(LONG, max_tokens=6)
     listener.step()
-    target = targets_of(parts)[sequence]
-    decode = target.decode
-
-    def interrupted(tokens: Sequence[int], position: int, logits: LogitRows) -> None:
-        decode(tokens, position, logits)
-        target.decode = decode  # type: ignore[method-assign]
-        raise KeyboardInterrupt
-
-    target.decode = interrupted  # type: ignore[method-assign]
+    interrupt_after_decode(targets_of(parts)[sequence])
     with pytest.raises(KeyboardInterrupt):
         listener.step()
     heard = listener.finish()

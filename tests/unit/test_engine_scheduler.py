@@ -14,7 +14,6 @@ from dspine.drafters.base import Draft, DraftAsk, Draw
 from dspine.engine.engine import Engine
 from dspine.engine.events import Finish, Prefill, Step
 from dspine.engine.scheduler import Scheduler
-from dspine.engine.target import LogitRows
 from dspine.engine.width import FixedWidth, WidthPolicy
 from dspine.errors import CapacityError, ClosedError, LibraryError, UsageError
 from tests.support.fake_drafter import FakeDrafter
@@ -25,6 +24,7 @@ from tests.support.scheduling import (
     Listener,
     adaptive,
     drafter,
+    interrupt_after_decode,
     start,
     targets,
     targets_of,
@@ -255,15 +255,7 @@ def test_ctrl_c_while_a_prompt_is_read_loses_nothing() -> None:
     scheduler.start([5] * 21, max_tokens=5)
     for _ in range(2):
         listener.step()
-    other = targets_of(parts)[1]
-    read = other.decode
-
-    def interrupted(tokens: Sequence[int], position: int, logits: LogitRows) -> None:
-        read(tokens, position, logits)
-        other.decode = read  # type: ignore[method-assign]
-        raise KeyboardInterrupt
-
-    other.decode = interrupted  # type: ignore[method-assign]
+    interrupt_after_decode(targets_of(parts)[1])
     with pytest.raises(KeyboardInterrupt):
         listener.step()
     heard = listener.finish()
