@@ -286,20 +286,27 @@ class AdaptiveWidth:
                 cost += self._restore
         if self._width:
             # After steps without drafts the drafter's weights have left the caches: such a draft
-            # says nothing about what drafting at every step costs.
-            self._costs.observe_draft(self._draft_ms, outcome.draft_ms, warm=self._warm)
+            # says nothing about what drafting at every step costs. One that failed says less.
+            if drafted is not None:
+                self._costs.observe_draft(self._draft_ms, outcome.draft_ms, warm=self._warm)
             # What it took, but for stalls of the machine.
             cost += min(outcome.draft_ms or self._draft_ms, STALL * self._draft_ms)
         # Without lookups the alternative is plain decoding, and that loss is bounded above.
         if (self._width or self._is_rest) and self._has_rivals and self._sequences == 1:
             self._trial.gained(self._gain(confirmed, cost))
         self._trial.emitted(len(confirmed))
-        self._warm = self._width > 0
+        self._warm = drafted is not None
         cost /= self._plain
         self._tokens += len(confirmed) - PACE * self._tokens
         self._time += cost - PACE * self._time
         change = len(confirmed) * (1.0 + ALLOWED_LOSS) - cost
         self._credit = min(CREDIT, self._credit + change)
+
+    def passed(self, confirmed: Sequence[int]) -> None:
+        if self._open is not None and not self._open.follow(confirmed):
+            self._open = None
+        self._warm = False
+        self._trial.emitted(len(confirmed))
 
     # -- several sequences in one decode -----------------------------------------------------------
 

@@ -72,7 +72,8 @@ class Answering:
         run, stepper, held = self.run, self.stepper, self.slot.held
         end = len(run.sequence.tokens) - 1
         position, self._position = self._position, None  # nothing is sure when it is broken off
-        if position is None:
+        if position is None or position != self.slot.target.length():
+            # Or its memory was emptied, as rows without meaning could not be cut off it.
             position = held.begin(run.sequence.tokens, stepper.usable, reuse=run.reuse)
             run.recorder.prompt_tokens, run.recorder.cached_tokens = end + 1, position
             stepper.begin(position)

@@ -223,6 +223,7 @@ class SharedStep:
     def _alone(self, turns: Iterable[_Turn]) -> None:
         def alone(turn: _Turn) -> None:
             turn.answer.steps.undo()
+            turn.answer.slot.policy.share(1)
             turn.answer.step()
 
         _each(turns, alone)

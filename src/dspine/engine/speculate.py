@@ -148,6 +148,8 @@ class SpeculativeStepper:
                     0.0 if mixed else verify_ms / sharing,
                 )
             )
+        else:
+            self._policy.passed(confirmed)
         if run.trace is not None:
             run.trace.steps.append(DecodeRecord(held, planned.feed, position + kept, extra, kept))
         return StepResult(

@@ -142,8 +142,8 @@ class Outlook(NamedTuple):
 class WidthPolicy(Protocol):
     """Decides who proposes and how far, for one sequence, whose answers follow each other.
 
-    A step is `ask`, then `choose`, then `observe`. Where several sequences share a decode,
-    `outlook` and `widened` come after `choose`.
+    A step is `ask`, then `choose`, then `observe`; one that can have no drafts only `passed`.
+    Where several sequences share a decode, `outlook` and `widened` come after `choose`.
     """
 
     def begin(self, drafts: int | None = None) -> None:
@@ -168,6 +168,9 @@ class WidthPolicy(Protocol):
 
     def observe(self, outcome: Outcome) -> None:
         """How the step ended."""
+
+    def passed(self, confirmed: Sequence[int]) -> None:
+        """A step for which there was no ask confirmed these tokens."""
 
     def share(self, sequences: int) -> None:
         """So many sequences answer at once from now on, with the same rows each in a decode."""
@@ -261,6 +264,9 @@ class FixedWidth:
         if self._rows:
             share = self._rows[outcome.drafts] / len(outcome.confirmed) / self._plain
             self._pace += PACE * (share - self._pace)
+
+    def passed(self, confirmed: Sequence[int]) -> None:
+        """Such a step has one price, whatever the width."""
 
     def _should_store(self, request: Ask, *, drafts: bool) -> bool:
         self._rows = []
