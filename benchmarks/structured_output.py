@@ -4,6 +4,7 @@ Every task is answered a third time without the drafts that a grammar forces; th
 save are the difference.
 
 python benchmarks/structured_output.py --count 12
+python benchmarks/structured_output.py --first 200 --count 100 --part 10 -o fresh.json
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> None:
     """The last line is one JSON document."""
     parser = common.parser(__doc__.split("\n")[0])
     parser.add_argument("--proposer", default="dspine", choices=["dspine", "ngram", "auto"])
+    parser.add_argument("--first", type=int, default=0, help="number of the first task")
     parser.add_argument("--part", type=int, help="tasks of this run; the next one goes on there")
     parser.set_defaults(count=200, predict=256)
     arguments = parser.parse_args()
@@ -44,7 +46,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if arguments.part and output.exists():
         rows = json.loads(output.read_text(encoding="utf-8"))["rows"]
-    tasks = json_tasks(arguments.count)[len(rows) :][: arguments.part]
+    tasks = json_tasks(arguments.first + arguments.count)[arguments.first :]
+    tasks = tasks[len(rows) :][: arguments.part]
     with dspine.load(
         model,
         drafter,
