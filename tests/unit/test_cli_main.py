@@ -10,9 +10,10 @@ import click
 import pytest
 
 import dspine
-from dspine.cli.main import SPEC_TYPE, add_commands, cli, complain, present_names, run_cli
+from dspine.cli.main import SPEC_TYPE, add_commands, cli, complain, run_cli
+from dspine.cli.options import Options, present_names
 from dspine.cli.output import size
-from dspine.errors import DspineError, FileError, LibraryError, TrainingError
+from dspine.errors import DspineError, FileError, LibraryError, TrainingError, UsageError
 
 
 @pytest.fixture
@@ -208,8 +209,37 @@ def test_earlier_names_of_llama_cpp_still_work(
     assert refusal == "dspine: --spec-draft-n-max is -3: it must be at least 0"
 
 
-def test_names_behind_two_dashes_are_text() -> None:
-    assert present_names(["run", "--", "--draft-max"]) == ["run", "--", "--draft-max"]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-- --draft-max", "-- --draft-max"),
+        ("-p --draft", "-p --draft"),
+        ("-p --draft=2", "-p --draft=2"),
+        ("--prompt --draft --draft 2", "--prompt --draft --spec-draft-n-max 2"),
+        ("-p -- --draft 2", "-p -- --spec-draft-n-max 2"),
+        ("-p=--draft --draft-n 2", "-p=--draft --spec-draft-n-max 2"),
+        ("-p -p --draft 2", "-p -p --spec-draft-n-max 2"),
+        ("--plain --draft 2", "--plain --spec-draft-n-max 2"),
+    ],
+)
+def test_values_and_words_behind_two_dashes_stay_as_they_are(words: str, expected: str) -> None:
+    assert present_names(words.split(), {"-p", "--prompt"}) == expected.split()
+
+
+def test_a_prompt_may_be_called_like_a_flag_of_earlier(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    def note(options: Options, *_: object) -> None:
+        seen.append(options.text("prompt"))
+        raise UsageError("enough")
+
+    monkeypatch.setattr("dspine.cli.run.read_request", note)
+    assert run_cli(["run", "-p", "--draft", "--draft-n", "4"]) == 2
+    assert seen == ["--draft"]
+    notice, _ = capsys.readouterr().err.splitlines()
+    assert notice == "dspine: --draft-n is called --spec-draft-n-max now"
 
 
 def test_the_kind_of_a_drafter_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:

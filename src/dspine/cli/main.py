@@ -15,8 +15,6 @@ from dspine.cli import INTERRUPTED
 from dspine.errors import DspineError
 
 TRAINING_MODULES = ("torch", "safetensors")
-EARLIER_NAMES = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max")
-"""Flags as llama.cpp called them before."""
 SPEC_TYPE = (
     "there is no --spec-type: what kind a drafter is stands in its file (-md), and --proposer "
     "chooses who drafts"
@@ -83,7 +81,7 @@ def run_cli(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are printed here and nowhere else."""
     try:
         add_commands()
-        code = cli.main(present_names(arguments), prog_name="dspine", standalone_mode=False)
+        code = cli.main(list(arguments), prog_name="dspine", standalone_mode=False)
     except click.Abort:  # click makes this of Ctrl-C and has ended the line already
         return INTERRUPTED
     except click.ClickException as error:
@@ -95,19 +93,6 @@ def run_cli(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         return complain(explain(error), 1)
     return code if isinstance(code, int) else 0
-
-
-def present_names(arguments: Sequence[str]) -> list[str]:
-    """The command line with today's names for flags that llama.cpp has renamed."""
-    found = list(arguments)
-    end = found.index("--") if "--" in found else len(found)
-    for place, argument in enumerate(found[:end]):
-        name, equals, value = argument.partition("=")
-        if name in EARLIER_NAMES:
-            present = EARLIER_NAMES[name]
-            click.echo(f"dspine: {name} is called {present} now", err=True)
-            found[place] = present + equals + value
-    return found
 
 
 def explain(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ import click
 
 from dspine.errors import UsageError
 from dspine.settings import Setting, Value, resolve, settings_of
+
+EARLIER_NAMES = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max")
+"""Flags as llama.cpp called them before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,35 @@ def own_weights(options: Options) -> str | None:
     return None if weights == "own" else weights
 
 
+def present_names(arguments: Sequence[str], with_value: Collection[str]) -> list[str]:
+    """The arguments of a command with today's names for flags that llama.cpp has renamed.
+
+    What follows a flag of `with_value` is its value, a prompt for example, and stays as it is.
+    """
+    found: list[str] = []
+    is_value = False
+    for place, argument in enumerate(arguments):
+        if argument == "--" and not is_value:
+            return [*found, *arguments[place:]]
+        name, equals, value = argument.partition("=")
+        if name in EARLIER_NAMES and not is_value:
+            present = EARLIER_NAMES[name]
+            click.echo(f"dspine: {name} is called {present} now", err=True)
+            argument = present + equals + value
+        is_value = not is_value and argument in with_value
+        found.append(argument)
+    return found
+
+
 class SettingsCommand(click.Command):
-    """A command whose help shows its settings under their groups."""
+    """A command whose help shows its settings under their groups, and that knows flags by the
+    names which they had earlier.
+    """
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        with_value = {name for one in options if not one.is_flag for name in one.opts}
+        return super().parse_args(context, present_names(args, with_value))
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
