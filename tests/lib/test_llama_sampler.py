@@ -35,7 +35,7 @@ def probabilities(
     return chances
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     options=st.builds(
         ChainOptions,
@@ -56,26 +56,33 @@ def probabilities(
         frequency_penalty=st.sampled_from([0.0, 0.5]),
         presence_penalty=st.sampled_from([0.0, -0.7]),
         repeat_last_n=st.sampled_from([-1, 0, 5, 64]),
+        dry_multiplier=st.sampled_from([0.0, 0.9]),
+        dry_base=st.sampled_from([1.0, 1.6]),
+        dry_allowed_length=st.sampled_from([1, 2, 4]),
+        dry_penalty_last_n=st.sampled_from([-1, 0, 6, 64]),
+        dry_sequence_breakers=st.just(()),
         xtc_probability=st.sampled_from([0.0, 0.5]),
         logit_bias=st.sampled_from([(), ((3, -math.inf), (5, 2.0), (5, 1.0))]),
     ),
     seed=st.integers(0, 10_000),
+    words=st.sampled_from([2, 5, VOCAB]),
     coin=st.floats(0, 1, exclude_max=True),
     forbidden=st.sampled_from([0.0, 0.5, 0.99]),
 )
 def test_every_step_is_what_its_description_says(
-    options: ChainOptions, seed: int, coin: float, forbidden: float
+    options: ChainOptions, seed: int, words: int, coin: float, forbidden: float
 ) -> None:
     random, logits = np.random.default_rng(seed), noisy(seed)
     likely = np.argsort(-logits)[:10].tolist()
     logits[random.random(VOCAB) < forbidden] = -np.inf
     logits[likely[0]] = 12.0
     before = logits.copy()
-    tokens = [*random.integers(0, VOCAB, 80).tolist(), *likely]
+    tokens = [*random.integers(0, words, 80).tolist(), *likely]
+    tokens += tokens[70 : 70 + seed % 12]
     with SamplerChain(options, n_vocab=VOCAB, n_ctx=4096) as chain:
         chain.accept_all(tokens[:30])
         mark = chain.mark()
-        for token in (7, 8, 9):
+        for token in (7, 8, 9, 1, 1):
             chain.accept(token)
         chain.restore(mark)
         for token in tokens[30:]:

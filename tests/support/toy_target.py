@@ -81,7 +81,7 @@ class ToyDrafter(FakeDrafter):
                 tokens.append(int(candidates[values.argmax()]))
                 continue
             # Noise comes for whole blocks; of a slot only its own row counts.
-            block = np.tile(candidates, (width - 1, 1))
+            block = np.broadcast_to(candidates, (slot + 1, len(candidates)))
             noisy = values / draw.temperature + draw.noise(block)[slot]
             tokens.append(int(candidates[noisy.argmax()]))
             drawn.append(Drawn(tokens[-1], candidates, softmax(values / draw.temperature)))
@@ -93,7 +93,9 @@ class OracleSampler:
     """The chain of `dspine.llama.sampler` in NumPy, step by step from the descriptions.
 
     Penalties: a logit above 0 is divided by the repeat penalty, another is multiplied; then
-    count times frequency and once presence are subtracted. Typical: Meister et al. 2022.
+    count times frequency and once presence are subtracted. Typical: Meister et al. 2022. DRY,
+    here without breakers: the longest end of the text that occurred before a token, if it has
+    the allowed length or more, costs multiplier times base to the power of what is beyond.
     """
 
     def __init__(self, options: ChainOptions, history: Sequence[int] = ()) -> None:
@@ -130,6 +132,18 @@ class OracleSampler:
                     up = values[token] > 0
                     values[token] *= 1 / o.repeat_penalty if up else o.repeat_penalty
                     values[token] -= window.count(token) * o.frequency_penalty + o.presence_penalty
+                ids = ids[np.argsort(-values[ids], kind="stable")]
+            case "dry" if o.dries:
+                assert not o.dry_sequence_breakers
+                window = (
+                    self.history
+                    if o.dry_penalty_last_n < 0
+                    else (self.history[-o.dry_penalty_last_n :])
+                )
+                for token, length in _repeats(window).items():
+                    if length >= o.dry_allowed_length:
+                        beyond = length - o.dry_allowed_length
+                        values[token] -= o.dry_multiplier * o.dry_base**beyond
                 ids = ids[np.argsort(-values[ids], kind="stable")]
             case "top_n_sigma" if o.top_n_sigma > 0:
                 left = values[ids]
@@ -195,6 +209,17 @@ def is_plausible(statistic: float, freedom: int) -> bool:
     spread = 2 / (9 * freedom)
     deviation = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
     return bool(deviation < 3.4)
+
+
+def _repeats(text: Sequence[int]) -> dict[int, int]:
+    """For each token, the most tokens at the end of `text` that stand before an earlier one."""
+    found: dict[int, int] = {}
+    for place, token in enumerate(text):
+        length = 0
+        while length < place and text[place - 1 - length] == text[-1 - length]:
+            length += 1
+        found[token] = max(found.get(token, 0), length)
+    return found
 
 
 def _reach(p: Probabilities, wanted: float, how: str) -> int:
