@@ -207,6 +207,14 @@ def test_blocks_and_quit(capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.contents() == ["u:/a\nb", "a:/A\nB", "u:c\nd", "a:C\nD"]
 
 
+def test_a_path_before_several_lines_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage()
+    assert stage.play("/etc/hosts says\nwhat?", "/etc/hosts?", "/system be\nbrief") == 0
+    assert stage.contents()[1:] == ["u:/etc/hosts says\nwhat?", "a:/ETC/HOSTS SAYS\nWHAT?"]
+    assert stage.contents()[0] == "s:be\nbrief"
+    assert "there is no command /etc/hosts?" in capsys.readouterr().err
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     stage = Stage()
     stage.play("/help")

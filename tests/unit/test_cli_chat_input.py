@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import select
 import stat
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,11 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from dspine.cli.chat_input import Entry, LineReader, TerminalReader, history_file, read_entry
+from dspine.cli.interrupts import unechoed
 from dspine.errors import FileError
+
+if sys.platform != "win32":
+    import pty
 
 
 def entries(text: str) -> list[Entry]:
@@ -44,6 +52,37 @@ def entries(text: str) -> list[Entry]:
 )
 def test_lines_become_messages(text: str, expected: list[Entry]) -> None:
     assert entries(text) == expected
+
+
+class Pasted:
+    """A reader that gives several lines at once."""
+
+    interactive = True
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+
+    def read(self, _prompt: str) -> str:
+        return self.texts.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["a\nb"], Entry("a\nb")),
+        (["a\nb\\", "c"], Entry("a\nb\nc")),
+        (['"""\na\n\n b\n"""'], Entry("a\n\n b", True)),
+        (['"""Doc."""\nimport os'], Entry('"""Doc."""\nimport os', True)),
+        (['"""Doc."""\ndef f():\n    """F."""'],
+         Entry('"""Doc."""\ndef f():\n    """F."""', True)),
+        (['"""\nno end'], Entry('"""\nno end', True)),
+        (['"""a"""\n'], Entry("a", True)),
+    ],
+)  # fmt: skip
+def test_what_is_pasted_is_one_message(texts: list[str], expected: Entry) -> None:
+    reader = Pasted(*texts)
+    assert read_entry(reader) == expected
+    assert not reader.texts
 
 
 def test_bytes_that_are_no_text_are_told() -> None:
@@ -95,3 +134,25 @@ def test_a_terminal_edits_and_remembers(tmp_path: Path) -> None:
         later = TerminalReader(history, [])
         keys.send_text("\x1b[A\x1b[A\r")  # up twice
         assert later.read("> ") == "hello"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
+def test_keys_are_not_shown_while_an_answer_comes_and_not_lost() -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "r+b", buffering=0) as keys, os.fdopen(theirs) as stream:
+
+        def type_line(text: bytes) -> None:
+            keys.write(text + b"\n")
+            assert select.select([stream], [], [], 10)[0]
+
+        with suppress(KeyboardInterrupt), unechoed(stream):
+            type_line(b"typed ahead")
+            raise KeyboardInterrupt
+        assert stream.readline() == "typed ahead\n"
+        type_line(b"seen")
+        assert keys.read(20) == b"seen\r\n"
+
+
+def test_where_nobody_types_nothing_is_changed() -> None:
+    with unechoed(io.StringIO("text")):
+        pass

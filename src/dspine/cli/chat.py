@@ -8,7 +8,7 @@ import click
 
 from dspine.cli.chat_input import LineReader, Reader, TerminalReader, history_file
 from dspine.cli.chat_settings import ChatSettings, offered
-from dspine.cli.interrupts import cancel_on_interrupt
+from dspine.cli.interrupts import cancel_on_interrupt, cancel_quietly
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import warn
 from dspine.cli.session import check_session_file, open_engine, open_session
@@ -37,7 +37,7 @@ def command(options: Options, prompt_argument: str | None) -> int:
             session,
             reader,
             settings,
-            cancel_on_interrupt,
+            cancel_quietly if reader.interactive else cancel_on_interrupt,
             file=file,
             colour=has_colour(sys.stdout),
         )

@@ -24,7 +24,9 @@ class Reader(Protocol):
     """Whether a person sits there, who sees errors and goes on."""
 
     def read(self, prompt: str) -> str:
-        """One line without its end; EOFError after the last, KeyboardInterrupt for Ctrl-C."""
+        """One line without its end, or several that were pasted; EOFError after the last,
+        KeyboardInterrupt for Ctrl-C.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,13 @@ class Entry:
 def read_entry(reader: Reader) -> Entry:
     r"""One message: a line, lines that end with \ and the next, or a block between \"\"\" lines.
 
-    The end of the input ends a block as well. EOFError when there is nothing any more.
+    The end of the input ends a block as well. Several lines at once were pasted: they are one
+    message, and begin a block only if they are the whole of it. EOFError when there is nothing any
+    more.
     """
     line = reader.read(PROMPT)
+    if "\n" in line.strip() and line.lstrip().startswith(FENCE):
+        return Entry(_pasted_block(line), literal=True)
     if line.lstrip().startswith(FENCE):
         return Entry(_block(reader, line.lstrip()[len(FENCE) :]), literal=True)
     lines = [line]
@@ -58,6 +64,13 @@ def _block(reader: Reader, first: str) -> str:
             lines.append(reader.read(CONTINUED))
         lines[-1] = lines[-1].rstrip()[: -len(FENCE)]
     return "\n".join(lines).strip("\n")
+
+
+def _pasted_block(text: str) -> str:
+    """What is between its two marks; all of it if there are others, as in source code."""
+    if text.count(FENCE) == 2 and text.rstrip().endswith(FENCE):
+        return text.strip()[len(FENCE) : -len(FENCE)].strip("\n")
+    return text
 
 
 class LineReader:

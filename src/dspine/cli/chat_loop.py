@@ -122,9 +122,11 @@ class Chat:
 
     def _do(self, entry: Entry, text: str) -> None:
         try:
-            if not entry.literal and text.startswith("/"):
-                name, _, rest = text.partition(" ")
-                self._action(name)(rest.strip())
+            name, *rest = text.split(None, 1)
+            # Several lines that begin with a path are a message, not a mistyped command.
+            is_command = name.startswith("/") and (name in self._actions or "\n" not in text)
+            if is_command and not entry.literal:
+                self._action(name)("".join(rest).strip())
             else:
                 self._ask(entry.text)
         except DspineError as error:

@@ -1,12 +1,14 @@
-"""Ctrl-C while an answer is made."""
+"""Ctrl-C and other keys while an answer is made."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO
 
 
 @contextmanager
@@ -24,3 +26,29 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         yield cancel
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def unechoed(stream: TextIO) -> Iterator[None]:
+    """Inside of it the terminal does not show what is typed; it is read later all the same."""
+    # The console of Windows shows keys only when they are read.
+    if sys.platform == "win32" or not stream.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(stream)
+    changed = termios.tcgetattr(stream)
+    changed[3] &= ~termios.ECHO
+    termios.tcsetattr(stream, termios.TCSADRAIN, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(stream, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def cancel_quietly() -> Iterator[threading.Event]:
+    """`cancel_on_interrupt` for an answer that appears where somebody types."""
+    with unechoed(sys.stdin), cancel_on_interrupt() as cancel:
+        yield cancel
