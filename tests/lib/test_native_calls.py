@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,29 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspine.drafters.backbone.chain import Chain
-from dspine.ggml import kernels
-from dspine.ggml import library as ggml_library
 from dspine.ggml.walk import NativeWalk
-from dspine.kernels.build import build, is_supported, library_path
-from dspine.llama.library import find_library
 from dspine.llama.results import BestTokens, TapCopy
+from tests.support.native_calls import compiled
+
+__all__ = ["compiled"]
 
 RowOf = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
-
-
-@pytest.fixture(scope="module")
-def compiled() -> ctypes.CDLL:
-    """The kernels, not plugged in, from the developer's own cache: compiling takes a while."""
-    if not is_supported():
-        pytest.skip("no CPU kernels for this machine")
-    find_library()
-    cache = Path.home() / ".cache" / "dspine"
-    path = library_path(cache, ggml_library.functions().ggml_version().decode())
-    if not path.exists():
-        build(path)
-    if not kernels.families(path):
-        pytest.skip("no CPU kernels for this processor")
-    return ctypes.CDLL(str(path))
 
 
 def expected(logits: npt.NDArray[np.float32], first: int, drafts: Sequence[int]) -> list[int]:

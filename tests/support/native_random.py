@@ -1,14 +1,17 @@
-"""Random products, attentions and decodes with the CPU kernels: do rows depend on their batch?
+"""Random products, attentions and decodes with the CPU kernels: do rows depend on their batch? And
+random lookups: do they find what those of Python find?
 
-    python -m tests.support.native_random products|attention KERNELS LIBRARY_FOLDER SEED COUNT
+    python -m tests.support.native_random products|attention|lookups KERNELS LIBRARY_FOLDER SEED \
+        COUNT
     python -m tests.support.native_random model TARGET SEED COUNT
 
-prints the cases whose rows differ, as one JSON list of sentences that is empty when all is well.
+prints the cases that differ, as one JSON list of sentences that is empty when all is well.
 Cases are drawn from SEED alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from collections.abc import Iterator
@@ -22,6 +25,7 @@ from dspine.ggml import Backend, Graph, HostTensor, WeightStore, kernels, librar
 from dspine.ggml.tensor import Tensor
 from dspine.ggml.types import type_by_name
 from dspine.kernels.selftest import TYPES, product
+from tests.support.native_lookups import random_differences
 
 Floats = npt.NDArray[np.float32]
 MOST_THREADS = 4
@@ -34,6 +38,8 @@ def main(arguments: list[str]) -> int:
     rng = np.random.default_rng(seed)
     if arguments[0] == "model":
         found = list(models(Path(arguments[1]), rng, count))
+    elif arguments[0] == "lookups":
+        found = list(random_differences(ctypes.CDLL(arguments[1]), rng, count))
     else:
         library.load(Path(arguments[2]))
         plug_in = kernels.install(Path(arguments[1]))

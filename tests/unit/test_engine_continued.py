@@ -9,10 +9,11 @@ from dspine.drafters.base import Drawn
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts
+from dspine.engine.lookups import lookup_scores
 from dspine.engine.ngram_table import build_table
 from dspine.engine.offers import LOOKED_UP
 from dspine.engine.proposal import NOTHING, Ask, Proposal
-from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer, lookup_scores
+from dspine.engine.proposers import AutoProposer, DrafterProposer, NgramProposer
 from dspine.engine.trial import FORGIVEN, LOSS, TRUST, Trial, would_have
 from dspine.engine.width import FixedWidth, Outcome
 from tests.support.fake_drafter import FakeDrafter

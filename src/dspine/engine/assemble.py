@@ -13,12 +13,12 @@ from dspine.drafters.kinds import AnyDrafter, open_drafter
 from dspine.engine.costs import CostTable, interpolate
 from dspine.engine.kv_types import check_cache_types
 from dspine.engine.llama_target import LlamaTarget, LlamaTargets
+from dspine.engine.lookups import LOOKUP_SCORES
 from dspine.engine.measure import Conditions, calibrated, fewer_threads, needs_flash
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.parts import EngineParts, ProposerName, TargetFacts
 from dspine.engine.policies import UNKNOWN_CURVE, assumes_acceptance, does_not_pay, policy_maker
 from dspine.engine.prompt import token_text
-from dspine.engine.proposers import LOOKUP_SCORES
 from dspine.engine.rollback import MAX_REPLAY, RollbackMode, check_snapshots, choose_rollback
 from dspine.engine.state_copies import measure_copies, snapshots_or_not
 from dspine.engine.waiting import Copies

@@ -84,7 +84,7 @@ class NgramIndex:
         """
         tokens = newest = self._tokens
         if tail:
-            newest = [*tokens[-MAX_MATCH:], *tail]
+            newest = [*tokens[-max(MAX_MATCH, self._n) :], *tail]
         last = len(newest) - 1
         if last + 1 <= self._n:
             return None

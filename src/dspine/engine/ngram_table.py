@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from dspine.engine.ngram import TOKEN_BITS
 from dspine.errors import FileError, UsageError
+from dspine.ggml.kernels import Kernels
+from dspine.ggml.ngram import NativeTable
 
 FORMAT = 1
 ORDERS = (3, 2, 1)
@@ -50,6 +52,7 @@ class NgramTable:
         self._keys = keys.data
         self._tokens = tokens.data
         self._confidences = confidences.data
+        self._native: NativeTable | None = None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -58,6 +61,13 @@ class NgramTable:
     def highest_token(self) -> int:
         """Largest token id it proposes, -1 when it is empty."""
         return int(self.tokens.max(initial=-1))
+
+    def native(self, plug_in: Kernels) -> NativeTable:
+        """The same table for the kernels' lookups, made when it is first asked for."""
+        if self._native is None:
+            parts = self.keys, self.tokens, self.confidences
+            self._native = NativeTable(plug_in.library, *map(np.ascontiguousarray, parts))
+        return self._native
 
     def after(self, context: Sequence[int], least: float = 0.0) -> Continuation | None:
         """What follows `context` (its last three tokens count), the longest known part first.

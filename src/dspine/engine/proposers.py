@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import TypeVar
 
 from dspine.drafters.base import Draft, DraftAsk, Drafter
 from dspine.engine.feed import FeatureFeed
-from dspine.engine.ngram import NgramIndex
+from dspine.engine.lookups import NGRAM, make_lookups
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.proposal import DRAFTER, MOST, NOTHING, Ask, Confirmed, Proposal, Proposer
 from dspine.engine.sequence import common_prefix
@@ -20,27 +19,14 @@ log = logging.getLogger("dspine")
 
 T = TypeVar("T")
 
-TABLE = "table"
-"""The name under which proposals of the table are counted."""
-
 GRAMMAR = "grammar"
 """The name of proposals of what a grammar forces."""
-
-LEAST_REACH = 0.1
-"""Chance of a table draft to be reached under which the table is not asked for more."""
 
 UNSCORED = 0.5
 """Score of a draft about which its drafter says nothing."""
 
 MAX_FAILURES = 3
 """Failing drafts in a row after which a drafter is left alone."""
-
-LOOKUP_SCORES = (
-    (32, 0.98), (24, 0.94), (16, 0.90), (12, 0.87), (10, 0.84), (8, 0.81), (7, 0.80),
-    (6, 0.75), (5, 0.72), (4, 0.66), (3, 0.63), (2, 0.58), (1, 0.30),
-)  # fmt: skip
-"""Chance that the token after a match of this length (or more) repeats; measured on 600 answers
-of the default target, where it depends on the length alone, not on the slot."""
 
 
 class NoProposer:
@@ -80,7 +66,7 @@ class NoProposer:
 class NgramProposer:
     """Continues the longest earlier occurrence of the newest tokens, else asks the table."""
 
-    name = "ngram"
+    name = NGRAM
     disabled_reason: str | None = None
 
     def __init__(
@@ -93,17 +79,15 @@ class NgramProposer:
     ) -> None:
         """`min_probability` is what a table entry needs to be proposed."""
         self._policy = policy
-        self._index = NgramIndex(min_match)
-        self._table = table
-        self._min_probability = min_probability
+        self._lookups = make_lookups(min_match, table, min_probability)
 
     def usable(self, _prompt: Sequence[int], common: int) -> int:
         return common
 
     def begin(self, prompt: Sequence[int], _kept: int = 0) -> None:
-        known = common_prefix(self._index.tokens, prompt)
-        self._index.truncate(known)
-        self._index.extend(prompt[known:])
+        known = common_prefix(self._lookups.tokens, prompt)
+        self._lookups.truncate(known)
+        self._lookups.extend(prompt[known:])
 
     def saw_prompt(self, position: int, count: int) -> None:
         """Features are of no use here."""
@@ -113,54 +97,21 @@ class NgramProposer:
 
     def look_up(self, ask: Ask) -> list[Proposal]:
         """What repeats and what the table knows: at most one proposal of each kind."""
-        count = min(ask.limit, self._policy.most(self.name))
-        found: list[Proposal] = []
-        if count < 1:
-            return found
-        match = self._index.find()
-        if match is not None:
-            drafts = self._index.continuation(match.start, count)
-            found.append(Proposal(tuple(drafts), lookup_scores(match.length, count), self.name))
-        if self._table is not None:
-            tokens, scores, reached = self._known(self._table, (), count)
-            if tokens:
-                known = Proposal(tuple(tokens), tuple(scores), TABLE)
-                found.append(self._repeated(known, count) if reached >= LEAST_REACH else known)
-        return found
+        count = min(ask.limit, self._policy.most(NGRAM))
+        return self._lookups.look_up(count) if count > 0 else []
 
     def continued(self, drafted: Proposal, limit: int) -> Proposal:
         """A chain with what repeats after its end, or else is known: at most `limit` drafts."""
-        count = min(limit, self._policy.most(self.name))
-        longer = self._repeated(drafted, count)
-        if self._table is None or longer is not drafted or len(drafted.tokens) >= count:
-            return longer
-        tokens, scores, _ = self._known(self._table, drafted.tokens, count - len(drafted.tokens))
-        return drafted.continued(tokens, scores, TABLE)
-
-    def _repeated(self, drafted: Proposal, limit: int) -> Proposal:
-        """A chain with what repeats after its end."""
-        room = limit - len(drafted.tokens)
-        match = self._index.find(drafted.tokens) if room > 0 else None
-        if match is None:
-            return drafted
-        tokens = self._index.continuation(match.start, room, drafted.tokens)
-        return drafted.continued(tokens, lookup_scores(match.length, room), self.name)
+        return self._lookups.continued(drafted, min(limit, self._policy.most(NGRAM)))
 
     def confirm(self, confirmed: Confirmed) -> None:
-        self._index.extend(confirmed.tokens)
+        self._lookups.extend(confirmed.tokens)
 
     def flush(self, position: int) -> None:
         """Nothing waits."""
 
     def truncate(self, length: int) -> None:
-        self._index.truncate(length)
-
-    def _known(
-        self, table: NgramTable, tail: Sequence[int], count: int
-    ) -> tuple[list[int], list[float], float]:
-        """(drafts, scores, chance that all are right) after the text and the tail."""
-        context = [*self._index.tokens[-3:], *tail]
-        return table.chain(context, count, self._min_probability, LEAST_REACH)
+        self._lookups.truncate(length)
 
 
 class DrafterProposer:
@@ -407,17 +358,3 @@ class AutoProposer:
     def truncate(self, length: int) -> None:
         for part in self._parts:
             part.truncate(length)
-
-
-def lookup_score(length: int) -> float:
-    """Prior chance that a match of `length` tokens goes on."""
-    for least, score in LOOKUP_SCORES:
-        if length >= least:
-            return score
-    return 0.0
-
-
-@cache
-def lookup_scores(length: int, count: int) -> tuple[float, ...]:
-    """The chances of `count` drafts after such a match: each right one makes it longer."""
-    return tuple(lookup_score(length + slot) for slot in range(count))
