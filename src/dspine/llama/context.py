@@ -268,12 +268,16 @@ class Context:
 
         UsageError where they do not fit.
         """
-        if place < 0 or place + count > len(out.rows) or out.rows.shape[1] != self._tapped_size:
+        if place < 0 or place + count > out.count or out.width != self._tapped_size:
             raise UsageError(
                 f"{count} feature rows of {self._tapped_size} at row {place} do not fit into "
                 f"{out.rows.shape}: make the buffer larger"
             )
-        self._tapped(first, count).copy(first, count, out, place)
+        reader = self._tap_reader
+        # A closed context has no rows.
+        if reader is None or first < 0 or count < 1 or first + count > len(self._wanted):
+            reader = self._tapped(first, count)
+        reader.copy(first, count, out, place)
 
     def _tapped(self, first: int, count: int) -> TapReader:
         if not self.taps or self._tap_reader is None:
