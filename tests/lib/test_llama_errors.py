@@ -229,11 +229,11 @@ def test_a_batch_refuses_what_cannot_be_decoded() -> None:
         batch.add_tokens([1, 2, 3], 7)
     assert (batch.tokens, batch.outputs, batch.spans) == ([1, 2], 2, {0: (5, 7)})
     assert batch.add(9, 0, (3,), logits=False) == 2
-    assert (batch.wanted(), batch.outputs, batch.highest_token) == (b"\x01\x01\x00", 2, 9)
+    assert (batch.wanted, batch.outputs, batch.highest_token) == (b"\x01\x01\x00", 2, 9)
     batch.clear()
     assert (len(batch), batch.outputs, batch.spans, batch.add_tokens([], 3)) == (0, 0, {}, 0)
     batch.add_tokens([1, 2, 3], 0, 0, 2)
-    assert (batch.wanted(), batch.outputs) == (b"\x00\x01\x01", 2)
+    assert (batch.wanted, batch.outputs) == (b"\x00\x01\x01", 2)
     with pytest.raises(UsageError, match="logits is 2: choose all, last, none or a number of"):
         batch.add_tokens([4], 3, 0, 2)
     batch.clear()

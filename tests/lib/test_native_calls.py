@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dspine.drafters.backbone.chain import Chain
 from dspine.ggml.walk import NativeWalk
-from dspine.llama.results import BestTokens, TapCopy
+from dspine.llama.results import BestTokens, tap_copy
 from tests.support.native_calls import compiled
 
 __all__ = ["compiled"]
@@ -78,8 +78,8 @@ def test_taps_are_copied_row_by_row(missing: int | None, compiled: ctypes.CDLL) 
 
     rows_of = RowOf(address)
     out = np.zeros((3, len(layers) * size), np.float32)
-    copied = TapCopy(compiled, rows_of, layers, 4 * size).copy(0, 1, 2, out[1:].ctypes.data)
-    assert copied == missing
+    copied = tap_copy(compiled, 0, rows_of, layers, 4 * size)(1, 2, out[1:].ctypes.data)
+    assert copied == (len(layers) if missing is None else missing)
     if missing is None:
         assert not out[0].any()
         assert np.array_equal(out[1:], values[:, 1:3].transpose(1, 0, 2).reshape(2, -1))

@@ -16,7 +16,7 @@ from dspine.engine.engine import EngineParts
 from dspine.engine.events import Event, Finish, Prefill, Step
 from dspine.engine.loop import generate
 from dspine.engine.plain import PlainStepper
-from dspine.engine.stats import Counted, StatsRecorder
+from dspine.engine.stats import StatsRecorder
 from tests.support.engine_runs import PIECES, make_run
 from tests.support.fake_engine import make_parallel
 from tests.support.fake_target import FakeTarget, mixing, plain_answer
@@ -123,10 +123,11 @@ def test_an_interrupt_anywhere_in_the_plain_loop_leaves_counts_that_match_what_w
 def test_counts_of_steps_are_summed_up() -> None:
     recorder = StatsRecorder()
     recorder.steps = [
-        Counted("none", 1, 0, 0, 0.0, 2.0, 0.5, 2.5),
-        Counted("dspine", 3, 3, 2, 1.0, 4.0, 0.5, 5.5),
-        Counted("dspine", 2, 1, 1, 1.0, 3.0, 0.0, 4.0),
+        Step((1,), "", 0, 0, "none", 0.0, 2.0, 0.5),
+        Step((1, 2, 3), "", 3, 2, "dspine", 1.0, 4.0, 0.5),
+        Step((1, 2), "", 1, 1, "dspine", 1.0, 3.0, 0.0),
     ]
+    recorder.wall_ms = 12.0
     stats = recorder.snapshot()
     assert (stats.tokens, stats.steps, stats.drafted, stats.accepted) == (6, 3, 4, 3)
     assert (stats.draft_ms, stats.verify_ms, stats.host_ms, stats.wall_ms) == (2, 9, 1, 12)

@@ -10,7 +10,7 @@ DEBUG, INFO, WARNING, ERROR, CONTINUED = range(1, 6)
 def test_the_first_error_after_the_mark_is_quoted_without_function_names() -> None:
     log = LogCapture()
     log.add(ERROR, "old: an earlier failure\n")
-    mark = log.mark()
+    mark = log.count
     log.add(INFO, "llama_model_loader: loaded meta data\n")
     log.add(WARNING, "load: a warning\n")
     log.add(ERROR, "llama_model_load: error loading model: missing tensor 'output.weight'\n")
@@ -28,7 +28,7 @@ def test_a_warning_is_quoted_when_there_is_no_error() -> None:
 def test_without_any_line_the_reason_says_so() -> None:
     log = LogCapture()
     log.add(ERROR, "before\n")
-    assert log.reason(log.mark()) == "the library gave no reason"
+    assert log.reason(log.count) == "the library gave no reason"
 
 
 def test_a_continued_line_is_joined_and_debug_lines_are_not_shown() -> None:

@@ -31,9 +31,9 @@ def test_bytes_that_never_become_a_character_are_replaced() -> None:
 def test_restore_forgets_what_came_after_the_mark() -> None:
     text = Detokeniser(PIECES.__getitem__)
     text.push(1)
-    mark = text.mark()
+    mark = text.held
     assert text.push(2) == "€"
-    text.restore(mark)
+    text.held = mark
     assert text.push(2) == "€"
 
 

@@ -9,7 +9,7 @@ from dspine.errors import UsageError
 from dspine.text.detokenise import Detokeniser, DetokeniserState
 from dspine.text.stop import StopFinder
 
-EmitterMark = tuple[int, DetokeniserState, str, str]
+EmitterMark = tuple[int | None, DetokeniserState, str, str]
 
 
 class Emitter:
@@ -26,26 +26,24 @@ class Emitter:
         if max_tokens is not None and max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}: it must be at least 1")
         self._is_end = is_end
-        self._max_tokens = max_tokens
+        self.remaining = max_tokens
+        """Tokens that may still be emitted, None without a limit."""
         self._detokeniser = Detokeniser(piece)
         self._stop = StopFinder(stop)
         self._may_stop = not self._stop.is_empty
-        self._count = 0
         self._text = ""
         self._pending: list[int] = []
         """Tokens whose text nobody needed so far."""
-
-    @property
-    def remaining(self) -> int | None:
-        """Tokens that may still be emitted, None without a limit."""
-        return None if self._max_tokens is None else self._max_tokens - self._count
 
     def push(self, token: int) -> FinishReason | None:
         """Emit one token; the reason when the answer is complete with it, else None.
 
         The end token itself shows no text. After a reason nothing may be pushed any more.
         """
-        self._count += 1
+        remaining = self.remaining
+        if remaining is not None:
+            remaining -= 1
+            self.remaining = remaining
         if self._is_end(token):
             self._flush()
             return "stop"
@@ -56,14 +54,15 @@ class Emitter:
                 return "stop"
         else:
             self._pending.append(token)
-        if self._max_tokens is not None and self._count >= self._max_tokens:
+        if remaining is not None and remaining <= 0:
             self._flush()
             return "length"
         return None
 
     def take_text(self) -> str:
         """Text that became certain since the last call."""
-        self._read()
+        if self._pending:
+            self._read()
         text, self._text = self._text, ""
         return text
 
@@ -77,20 +76,18 @@ class Emitter:
         if self._pending:
             self._read()
         stop = self._stop.mark() if self._may_stop else ""
-        return self._count, self._detokeniser.mark(), stop, self._text
+        return self.remaining, self._detokeniser.held, stop, self._text
 
     def restore(self, mark: EmitterMark) -> None:
         """Undo everything pushed since `mark`."""
         self._pending.clear()
-        self._count, detokeniser, stop, self._text = mark
-        self._detokeniser.restore(detokeniser)
+        self.remaining, self._detokeniser.held, stop, self._text = mark
         self._stop.restore(stop)
 
     def _read(self) -> None:
         """Turn what is pending into text."""
-        if self._pending:
-            self._text += self._detokeniser.push_all(self._pending)
-            self._pending.clear()
+        self._text += self._detokeniser.push_all(self._pending)
+        self._pending.clear()
 
     def _flush(self) -> None:
         self._read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dspine.engine.stats import Stats
 
@@ -56,8 +56,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One verify: the confirmed tokens and the text that became certain with them.
 
     The first `accepted` of `tokens` were drafted, the last one is the target's own unless the

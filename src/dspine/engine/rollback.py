@@ -55,13 +55,11 @@ class TrimRollback:
     sees.
     """
 
+    copies: Copies | None = None
+
     def __init__(self, target: Target) -> None:
         self._target = target
         self.held = 0
-
-    @property
-    def copies(self) -> Copies | None:
-        return None
 
     def start(self, length: int) -> None:
         self.held = length

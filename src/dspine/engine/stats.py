@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspine.engine.events import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +115,6 @@ class Stats:
         return document
 
 
-class Counted(NamedTuple):
-    """One verify in numbers; milliseconds."""
-
-    proposer: str
-    emitted: int
-    drafted: int
-    accepted: int
-    draft_ms: float
-    verify_ms: float
-    host_ms: float
-    wall_ms: float
-
-
 class StatsRecorder:
     """Collects one generation's counts step by step."""
 
@@ -132,8 +122,10 @@ class StatsRecorder:
         self.prompt_tokens = self.cached_tokens = 0
         self.prefill_ms = 0.0
         self.disabled_reason: str | None = None
-        self.steps: list[Counted] = []
+        self.steps: list[Step] = []
         """Every verify so far."""
+        self.wall_ms = 0.0
+        """Their time as measured on its own."""
 
     def snapshot(self) -> Stats:
         """The numbers so far."""
@@ -144,7 +136,7 @@ class StatsRecorder:
             share[0] += 1
             share[1] += step.drafted
             share[2] += step.accepted
-            share[3] += step.emitted
+            share[3] += len(step.tokens)
             drafted[step.drafted] += 1
             accepted[step.accepted] += 1
         shares = {name: ProposerStats(*numbers) for name, numbers in counts.items()}
@@ -159,7 +151,7 @@ class StatsRecorder:
             draft_ms=sum(step.draft_ms for step in self.steps),
             verify_ms=sum(step.verify_ms for step in self.steps),
             host_ms=sum(step.host_ms for step in self.steps),
-            wall_ms=sum(step.wall_ms for step in self.steps),
+            wall_ms=self.wall_ms,
             proposers=shares,
             drafted_at_slot=tuple(_at_least(drafted, slot) for slot in slots),
             accepted_at_slot=tuple(_at_least(accepted, slot) for slot in slots),

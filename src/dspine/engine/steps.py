@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from dspine.engine.emit import EmitterMark
 from dspine.engine.events import Event, Finish, FinishReason, Step
-from dspine.engine.stats import Counted
 
 if TYPE_CHECKING:
     from dspine.engine.loop import Run, Stepper, StepResult
@@ -72,12 +71,16 @@ class AnswerSteps:
         logprobs = run.take_logprobs()
         ended = perf_counter()
         wall_ms = (ended - self._since) * 1000.0
-        times = draft_ms, verify_ms, max(0.0, wall_ms - draft_ms - verify_ms)
-        events = [(self._number, Step(tokens, text, drafted, accepted, proposer, *times, logprobs))]
-        counted = [Counted(proposer, len(tokens), drafted, accepted, *times, wall_ms)]
+        host_ms = max(0.0, wall_ms - draft_ms - verify_ms)
+        step = Step(
+            tokens, text, drafted, accepted, proposer, draft_ms, verify_ms, host_ms, logprobs
+        )
+        steps, events = [step], [(self._number, step)]
+        wall_ms += recorder.wall_ms
         # No call and no loop from here on.
         told.events += events
-        recorder.steps += counted
+        recorder.steps += steps
+        recorder.wall_ms = wall_ms
         self.reason = reason
         self._began = None
         self._since = ended

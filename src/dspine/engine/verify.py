@@ -36,7 +36,12 @@ def accept_rows(
     """
     followed = chooser.follow(first_row, drafts)
     if followed is not None:
-        return _emit(followed, drafts, emitter)
+        for row, token in enumerate(followed):
+            reason = emitter.push(token)
+            if reason is not None:
+                matches = row < len(drafts) and drafts[row] == token
+                return Verdict(tuple(followed[: row + 1]), row + matches, reason)
+        return Verdict(tuple(followed), len(followed) - 1, None)
     tokens: list[int] = []
     row = 0
     while True:
@@ -48,13 +53,3 @@ def accept_rows(
         row += matches
         if reason is not None or not matches:
             return Verdict(tuple(tokens), row, reason)
-
-
-def _emit(tokens: Sequence[int], drafts: Sequence[int], emitter: Emitter) -> Verdict:
-    """The verdict on choices that are made: the first ones are drafts, the last one need not be."""
-    for row, token in enumerate(tokens):
-        reason = emitter.push(token)
-        if reason is not None:
-            matches = row < len(drafts) and drafts[row] == token
-            return Verdict(tuple(tokens[: row + 1]), row + matches, reason)
-    return Verdict(tuple(tokens), len(tokens) - 1, None)

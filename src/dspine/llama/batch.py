@@ -58,46 +58,33 @@ class Batch:
         self._wanted_bytes = self._wanted.data.cast("B")
         self._only_sequence: int | None = 0
         """Stands in all of `_sequences`, so that its rows need not say so again."""
-        self._flags = b""
-        self._size = 0
-        self._outputs = 0
-        self._highest_token = -1
-        self._spans: dict[int, tuple[int, int]] = {}
+        # Plain attributes, for the context to read: each property would be one more function.
+        self.size = 0
+        """How many rows there are."""
+        self.wanted = b""
+        """One byte per row: 1 where logits are wanted."""
+        self.outputs = 0
+        """How many rows want logits."""
+        self.highest_token = -1
+        """Largest token id in the batch, -1 when it is empty."""
+        self.spans: dict[int, tuple[int, int]] = {}
+        """Positions [first, end) that the batch adds to each sequence."""
 
     def __len__(self) -> int:
-        return self._size
-
-    @property
-    def outputs(self) -> int:
-        """How many rows want logits."""
-        return self._outputs
-
-    @property
-    def highest_token(self) -> int:
-        """Largest token id in the batch, -1 when it is empty."""
-        return self._highest_token
-
-    @property
-    def spans(self) -> dict[int, tuple[int, int]]:
-        """Positions [first, end) that the batch adds to each sequence."""
-        return self._spans
+        return self.size
 
     @property
     def has_equal_parts(self) -> bool:
         """Whether each sequence has as many rows as the others, one after the other."""
-        parts = {end - first for first, end in self._spans.values()}
-        rows = self._sequences[: self._size]
+        parts = {end - first for first, end in self.spans.values()}
+        rows = self._sequences[: self.size]
         changes = int(np.count_nonzero(rows[1:] != rows[:-1]))
-        return len(parts) <= 1 and changes + 1 <= len(self._spans) and not self._shared
+        return len(parts) <= 1 and changes + 1 <= len(self.spans) and not self._shared
 
     @property
     def tokens(self) -> list[int]:
         """The token ids in row order."""
-        return [int(token) for token in self._tokens[: self._size]]
-
-    def wanted(self) -> bytes:
-        """One byte per row: 1 where logits are wanted."""
-        return self._flags
+        return [int(token) for token in self._tokens[: self.size]]
 
     def clear(self) -> None:
         """Remove all rows; the arrays stay."""
@@ -105,11 +92,11 @@ class Batch:
             self._cells[:] = self._own_cells
             self._counts[:] = 1
             self._shared.clear()
-        self._flags = b""
-        self._size = 0
-        self._outputs = 0
-        self._highest_token = -1
-        self._spans = {}
+        self.wanted = b""
+        self.size = 0
+        self.outputs = 0
+        self.highest_token = -1
+        self.spans = {}
         self.native.n_tokens = 0
 
     def add(
@@ -124,19 +111,20 @@ class Batch:
         Raises CapacityError when the batch is full and UsageError for a negative id or a
         position that does not follow the sequence's previous row.
         """
-        row = self._size
-        self._check_tokens(token, token, 1)
+        row = self.size
+        if token < 0 or token > _LARGEST or row >= self.capacity:
+            raise _bad_tokens(token, token, row + 1, self.capacity)
         if not sequences:
             raise UsageError("a row needs at least one sequence")
         if len(set(sequences)) != len(sequences):
             raise UsageError(f"sequences {list(sequences)} name one twice: name each once")
         firsts = [self._first_of(sequence, position, 1) for sequence in sequences]
         for sequence, first in zip(sequences, firsts, strict=True):
-            self._spans[sequence] = first, position + 1
+            self.spans[sequence] = first, position + 1
         self._tokens[row] = token
         self._positions[row] = position
         self._wanted[row] = logits
-        self._flags += b"\1" if logits else b"\0"
+        self.wanted += b"\1" if logits else b"\0"
         if len(sequences) == 1:
             self._sequences[row] = sequences[0]
             if sequences[0] != self._only_sequence:
@@ -146,10 +134,10 @@ class Batch:
             self._shared.append(shared)
             self._cells[row] = ctypes.addressof(shared)
             self._counts[row] = len(sequences)
-        self._highest_token = max(self._highest_token, token)
-        self._outputs += bool(logits)
-        self._size = row + 1
-        self.native.n_tokens = self._size
+        self.highest_token = max(self.highest_token, token)
+        self.outputs += bool(logits)
+        self.size = row + 1
+        self.native.n_tokens = self.size
         return row
 
     def add_tokens(
@@ -164,11 +152,13 @@ class Batch:
         Logits are asked for all, the last, the last so many or none of them. Errors as in `add`.
         """
         count = len(tokens)
-        first = self._size
+        first = self.size
+        end = first + count
         if not count:
             return first
-        highest = max(tokens)
-        self._check_tokens(min(tokens), highest, count)
+        lowest, highest = min(tokens), max(tokens)
+        if lowest < 0 or highest > _LARGEST or end > self.capacity:
+            raise _bad_tokens(lowest, highest, end, self.capacity)
         if logits == "all":
             asked = count
         else:
@@ -177,8 +167,7 @@ class Batch:
             raise UsageError(
                 f"logits is {logits!r}: choose all, last, none or a number of up to {count} rows"
             )
-        self._spans[sequence] = self._first_of(sequence, position, count), position + count
-        end = first + count
+        self.spans[sequence] = self._first_of(sequence, position, count), position + count
         numbers, place = _numbers(count), 4 * first
         numbers.pack_into(self._token_bytes, place, *tokens)
         numbers.pack_into(self._position_bytes, place, *range(position, position + count))
@@ -187,27 +176,12 @@ class Batch:
             self._only_sequence = None
         flags = bytes(count - asked) + b"\1" * asked
         self._wanted_bytes[first:end] = flags
-        self._flags += flags
-        self._highest_token = max(self._highest_token, highest)
-        self._outputs += asked
-        self._size = end
-        self.native.n_tokens = end
+        self.wanted += flags
+        if highest > self.highest_token:
+            self.highest_token = highest
+        self.outputs += asked
+        self.size = self.native.n_tokens = end
         return first
-
-    def _check_tokens(self, lowest: int, highest: int, count: int) -> None:
-        """Whether `count` more rows fit, with ids from `lowest` to `highest`."""
-        if self._size + count > self.capacity:
-            raise CapacityError(
-                f"{self._size + count} rows do not fit into a batch of {self.capacity}: decode "
-                f"in smaller pieces"
-            )
-        if lowest < 0:
-            raise UsageError(f"token id {lowest} is negative: ids start at 0")
-        if highest > _LARGEST:
-            raise UsageError(
-                f"token id {highest} is larger than any vocabulary: give ids of the target's "
-                f"vocabulary"
-            )
 
     def _first_of(self, sequence: int, position: int, count: int) -> int:
         """The first position of a sequence in the batch, which rows from `position` on follow."""
@@ -217,7 +191,7 @@ class Batch:
             raise UsageError(f"position {position} is negative: positions start at 0")
         if position + count > _LARGEST:
             raise UsageError(f"position {position + count} is too large: the limit is {_LARGEST}")
-        span = self._spans.get(sequence)
+        span = self.spans.get(sequence)
         if span is None:
             return position
         if span[1] != position:
@@ -226,6 +200,19 @@ class Batch:
                 f"last one in the batch: positions must be consecutive"
             )
         return span[0]
+
+
+def _bad_tokens(lowest: int, highest: int, rows: int, capacity: int) -> Exception:
+    """Why tokens from `lowest` to `highest` cannot make it a batch of `rows`."""
+    if rows > capacity:
+        return CapacityError(
+            f"{rows} rows do not fit into a batch of {capacity}: decode in smaller pieces"
+        )
+    if lowest < 0:
+        return UsageError(f"token id {lowest} is negative: ids start at 0")
+    return UsageError(
+        f"token id {highest} is larger than any vocabulary: give ids of the target's vocabulary"
+    )
 
 
 @cache

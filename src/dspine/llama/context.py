@@ -136,7 +136,7 @@ class Context:
         """The native context, which `close` frees; it uses the native model until then."""
         handle = self.model.handle
         api = handle.native.api
-        mark = capture.mark()
+        mark = capture.count
         pointer = api.llama_init_from_model(handle.pointer, options.parameters(self.model, taps))
         if not pointer:
             raise CapacityError(
@@ -191,16 +191,15 @@ class Context:
         and CapacityError when the batch or the cache is too small; the cache is unchanged then.
         """
         pointer = self._pointer()
-        size = len(batch)
-        self._check(batch, size)
+        self._check(batch)
         if self._tap_reader is not None:
             self._tap_reader.begin()
         self._wanted = b""
-        mark = capture.mark()
+        mark = capture.count
         code = self._native.decode(pointer, batch.native)
         if code:
-            raise self._decode_error(code, size, mark)
-        self._wanted = batch.wanted()
+            raise self._decode_error(code, batch.size, mark)
+        self._wanted = batch.wanted
 
     def wait(self) -> None:
         """Return once the results of the last decode are there (devices may still compute)."""
@@ -336,8 +335,9 @@ class Context:
             raise UsageError(f"row {row} was added without logits: add it with logits")
         return row
 
-    def _check(self, batch: Batch, size: int) -> None:
+    def _check(self, batch: Batch) -> None:
         """Everything that would make the library abort, or fail without saying why."""
+        size = batch.size
         if size == 0:
             raise UsageError("the batch is empty: add rows before decoding")
         if size > self.n_batch:
@@ -363,7 +363,8 @@ class Context:
                 f"sequence after the other"
             )
         for sequence, (first, end) in batch.spans.items():
-            last = self.memory.last_position(sequence)
+            self.memory.check(sequence)
+            last = self._native.last_position(self._memory_value, sequence)
             if last >= 0 and first != last + 1:
                 raise UsageError(
                     f"position {first} of sequence {sequence} does not follow {last}, the last "

@@ -36,7 +36,7 @@ def convert_weights(source: Path, output: Path, weight_type: str, *, n_threads: 
     params.nthread = n_threads
     params.ftype = _FILE_TYPES[weight_type]
     params.allow_requantize = True
-    mark = capture.mark()
+    mark = capture.count
     try:
         code = api.llama_model_quantize(
             str(source).encode(), str(partial).encode(), ctypes.byref(params)

@@ -16,7 +16,8 @@ class LogCapture:
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, int, str]] = deque(maxlen=_KEPT_LINES)
-        self._count = 0
+        self.count = 0
+        """Lines so far: a point in the log; pass it to `reason` for what came after."""
         self._callback: Any = None
 
     def install(self, api: Any) -> None:
@@ -24,10 +25,6 @@ class LogCapture:
         if self._callback is None:
             self._callback = api.llama_log_callback(self._receive)
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
-
-    def mark(self) -> int:
-        """A point in the log; pass it to `reason` for what came after."""
-        return self._count
 
     def lines(self, since: int = 0) -> list[str]:
         """The kept lines after `since`, without debug lines."""
@@ -49,8 +46,8 @@ class LogCapture:
             number, level, before = self._lines.pop()
             self._lines.append((number, level, before + text.rstrip("\n")))
         else:
-            self._lines.append((self._count, level, text.rstrip("\n")))
-            self._count += 1
+            self._lines.append((self.count, level, text.rstrip("\n")))
+            self.count += 1
 
     def _receive(self, level: int, text: bytes | None, _user: object) -> None:
         self.add(level, (text or b"").decode("utf-8", "replace"))

@@ -39,7 +39,7 @@ class Memory:
         and a sliding window that went on no longer has what the earlier one saw. Nothing is
         changed then.
         """
-        self._check(sequence)
+        self.check(sequence)
         if start < 0:
             raise UsageError(f"position {start} is negative: positions start at 0")
         if self._window and end < 0 and not self._window_remains(sequence, start):
@@ -57,7 +57,7 @@ class Memory:
 
     def last_position(self, sequence: int) -> int:
         """Last position that is present, -1 when the sequence is empty."""
-        self._check(sequence)
+        self.check(sequence)
         return self._last(self._pointer(), sequence)
 
     def first_position(self, sequence: int) -> int:
@@ -65,7 +65,7 @@ class Memory:
 
         Above 0 where positions left a sliding window; the last one of a recurrent target.
         """
-        self._check(sequence)
+        self.check(sequence)
         return int(self._api.llama_memory_seq_pos_min(self._pointer(), sequence))
 
     def copy(self, source: int, destination: int, start: int = 0, end: int = -1) -> None:
@@ -73,8 +73,8 @@ class Memory:
 
         With a cache per sequence only whole sequences can be copied (UsageError otherwise).
         """
-        self._check(source)
-        self._check(destination)
+        self.check(source)
+        self.check(destination)
         if source == destination:
             return
         whole = start <= 0 and (end < 0 or end > self.last_position(source))
@@ -93,7 +93,8 @@ class Memory:
         """Whether a next token at `start` would find all that its window shows."""
         return start == 0 or self.first_position(sequence) <= max(0, start - self._window + 1)
 
-    def _check(self, sequence: int) -> None:
+    def check(self, sequence: int) -> None:
+        """UsageError for a sequence that the context does not have."""
         if not 0 <= sequence < self._n_sequences:
             raise UsageError(
                 f"sequence {sequence} does not exist: the context has {self._n_sequences}, "

@@ -82,7 +82,7 @@ class Model:
         params = native.api.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = use_extra_buffers
-        mark = capture.mark()
+        mark = capture.count
         with ExitStack() as stack:
             kernels = installed() if use_extra_buffers and n_gpu_layers == 0 else None
             if kernels is not None and header is not None:

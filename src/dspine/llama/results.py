@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -44,35 +44,24 @@ class BestTokens:
         return _numbers(max(0, found)).unpack_from(self._bytes)
 
 
-class TapCopy:
-    """Copies rows of all taps."""
+def tap_copy(
+    library: ctypes.CDLL,
+    context: int,
+    get_tap: Callable[..., object],
+    layers: Sequence[int],
+    row_bytes: int,
+) -> Callable[[int, int, int], int]:
+    """A function that copies rows of all taps: `(first, count, address)` for rows first ...
+    first + count - 1 to `address`, row after row. It gives the number of the first tap that has
+    no rows, `len(layers)` where all have some.
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        get_tap: Callable[..., object],
-        layers: Sequence[int],
-        row_bytes: int,
-    ) -> None:
-        """`library` as before; `get_tap` is llama.cpp's function for the rows of a layer."""
-        self._call = quick_function(
-            library,
-            "dspine_results_copy_taps",
-            [*[_POINTER] * 3, _INT, _LONG, _INT, _INT, _POINTER],
-        )
-        self._get_tap = _address_of(get_tap)
-        self._layers = np.array(layers, np.uint32)
-        self._ids: int = self._layers.ctypes.data
-        self._count, self._row_bytes = len(layers), row_bytes
-
-    def copy(self, context: int, first: int, count: int, address: int) -> int | None:
-        """Rows first ... first + count - 1 to `address`, row after row; the number of the first
-        tap that has none.
-        """
-        done: int = self._call(
-            context, self._get_tap, self._ids, self._count, self._row_bytes, first, count, address
-        )
-        return done if done < self._count else None
+    `library` as before; `get_tap` is llama.cpp's function for the rows of a layer.
+    """
+    call = quick_function(
+        library, "dspine_results_copy_taps", [*[_POINTER] * 3, _INT, _LONG, _INT, _INT, _POINTER]
+    )
+    ids = (ctypes.c_uint32 * len(layers))(*layers)
+    return partial(call, context, _address_of(get_tap), ids, len(layers), row_bytes)
 
 
 def _address_of(function: Callable[..., object]) -> int:

@@ -58,7 +58,7 @@ class State:
                 self._check_room(sequence)
             if room < size:
                 buffer = (ctypes.c_uint8 * size)()
-            mark = capture.mark()
+            mark = capture.count
             written = self._api.llama_state_seq_get_data_ext(
                 pointer, buffer, size, sequence, self._flags
             )
@@ -91,7 +91,7 @@ class State:
         pointer = self._pointer()
         if self._is_recurrent and position > 0:
             buffer, written = self._buffers[sequence]
-            mark = capture.mark()
+            mark = capture.count
             # The saved state first: trimming is refused while the state is at a later token.
             if not self._api.llama_state_seq_set_data_ext(
                 pointer, buffer, written, sequence, self._flags
@@ -141,7 +141,7 @@ class State:
         pointer = self._pointer()
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         self.forget_from(sequence, 0)
-        mark = capture.mark()
+        mark = capture.count
         if not data or not self._api.llama_state_seq_set_data_ext(
             pointer, buffer, len(data), sequence, 0
         ):
@@ -157,7 +157,7 @@ class State:
         pointer = self._pointer()
         size = self._api.llama_state_seq_get_size_ext(pointer, sequence, flags)
         buffer = (ctypes.c_uint8 * size)()
-        mark = capture.mark()
+        mark = capture.count
         written = self._api.llama_state_seq_get_data_ext(pointer, buffer, size, sequence, flags)
         if not written:
             raise LibraryError(
@@ -168,7 +168,7 @@ class State:
 
     def _write(self, sequence: int, data: bytes, flags: int) -> None:
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        mark = capture.mark()
+        mark = capture.count
         if not self._api.llama_state_seq_set_data_ext(
             self._pointer(), buffer, len(data), sequence, flags
         ):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from dspine.ggml import kernels
 from dspine.ggml import library as ggml_library
 from dspine.llama.checks import require_count
 from dspine.llama.native import Native
-from dspine.llama.results import TapCopy
+from dspine.llama.results import tap_copy
 
 Rows = npt.NDArray[np.float32]
 
@@ -69,6 +69,7 @@ class RowBuffer:
     """Room for `count` rows of `width` numbers that is written again and again."""
 
     def __init__(self, count: int, width: int) -> None:
+        self.count, self.width = count, width
         self.rows: Rows = np.empty((count, width), np.float32)
         self.count, self.width = count, width
         self.row_bytes = 4 * width
@@ -104,9 +105,11 @@ class LayerInputTaps:
         self._views = [LastingView(capacity, hidden_size) for _ in taps]
         self._layers = [tap + 1 for tap in taps]
         plug_in = kernels.installed()
-        self._copy: TapCopy | None = None
+        self._copy: Callable[[int, int, int], int] | None = None
         if plug_in is not None:
-            self._copy = TapCopy(plug_in.library, native.get_tap, self._layers, self._row_bytes)
+            self._copy = tap_copy(
+                plug_in.library, context, native.get_tap, self._layers, self._row_bytes
+            )
         for layer in self._layers:
             native.set_tap(context, layer, True)
 
@@ -117,12 +120,13 @@ class LayerInputTaps:
         return self._views[index].at(self._address(self._layers[index]))[:count]
 
     def copy(self, first: int, count: int, out: RowBuffer, place: int) -> None:
-        begin, size = place * out.row_bytes, self._row_bytes
+        begin = place * out.row_bytes
         if self._copy is not None:
-            missing = self._copy.copy(self._context, first, count, out.address + begin)
-            if missing is not None:
-                raise self._no_buffer(self._layers[missing])
+            done = self._copy(first, count, out.address + begin)
+            if done < len(self._layers):
+                raise self._no_buffer(self._layers[done])
             return
+        size = self._row_bytes
         for layer, view in zip(self._layers, self._views, strict=True):
             _copy_rows(
                 view.bytes_at(self._address(layer)),

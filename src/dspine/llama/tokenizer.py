@@ -67,19 +67,8 @@ class Tokenizer:
 
         A token may hold part of a UTF-8 character only. Raises UsageError for an unknown id.
         """
-        cache = self._pieces[special]
-        known = cache.get(token)
-        if known is not None:
-            return known
-        self._require_open()
-        self._check(token)
-        while True:
-            buffer, room = self._buffer, len(self._buffer)
-            length = self._api.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
-            if length >= 0:
-                piece = cache[token] = buffer.raw[:length]
-                return piece
-            self._buffer = ctypes.create_string_buffer(-length)
+        known = self._pieces[special].get(token)
+        return self._meet(token, special) if known is None else known
 
     def decode(self, tokens: list[int], *, special: bool = False) -> str:
         """Text of a whole token list; incomplete characters become U+FFFD."""
@@ -87,12 +76,9 @@ class Tokenizer:
 
     def is_end(self, token: int) -> bool:
         """Whether generation ends at `token` (end of text, of turn, and the like)."""
-        known = self._ends.get(token)
-        if known is None:
-            self._require_open()
-            self._check(token)
-            known = self._ends[token] = bool(self._api.llama_vocab_is_eog(self._vocab, token))
-        return known
+        if token not in self._ends:
+            self._meet(token)
+        return self._ends[token]
 
     def token_texts(self) -> list[str]:
         """Every token's text as the vocabulary stores it (not decoded), in id order."""
@@ -102,6 +88,19 @@ class Tokenizer:
             (read(self._vocab, token) or b"").decode("utf-8", "surrogateescape")
             for token in range(self.vocab_size)
         ]
+
+    def _meet(self, token: int, special: bool = False) -> bytes:
+        """Remember all of a token that comes for the first time: an answer asks for both."""
+        self._require_open()
+        self._check(token)
+        self._ends[token] = bool(self._api.llama_vocab_is_eog(self._vocab, token))
+        while True:
+            buffer, room = self._buffer, len(self._buffer)
+            length = self._api.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            if length >= 0:
+                piece = self._pieces[special][token] = buffer.raw[:length]
+                return piece
+            self._buffer = ctypes.create_string_buffer(-length)
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.vocab_size:

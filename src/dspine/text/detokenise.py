@@ -18,30 +18,21 @@ class Detokeniser:
     def __init__(self, piece: Callable[[int], bytes]) -> None:
         """`piece` gives the bytes of one token (control tokens: none)."""
         self._piece = piece
-        self._held = b""
+        self.held: DetokeniserState = b""
+        """The whole state: note it and put it back to undo what came since."""
 
     def push(self, token: int) -> str:
         """Text that became certain with this token, often all of it, sometimes none."""
-        return self._decoded(self._held + self._piece(token))
+        return self.push_all((token,))
 
     def push_all(self, tokens: Iterable[int]) -> str:
         """The same for several tokens, whose texts follow each other."""
-        return self._decoded(self._held + b"".join(map(self._piece, tokens)))
-
-    def _decoded(self, data: bytes) -> str:
+        data = self.held + b"".join(map(self._piece, tokens))
         text, used = codecs.utf_8_decode(data, "replace", False)
-        self._held = data[used:]
+        self.held = data[used:]
         return text
 
     def flush(self) -> str:
         """The rest at the end of an answer: U+FFFD for a character that never ended."""
-        rest, self._held = self._held, b""
+        rest, self.held = self.held, b""
         return codecs.utf_8_decode(rest, "replace", True)[0]
-
-    def mark(self) -> DetokeniserState:
-        """State to return to with `restore`."""
-        return self._held
-
-    def restore(self, state: DetokeniserState) -> None:
-        """Back to a state taken with `mark`."""
-        self._held = state
