@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, log
-from operator import mul
+from operator import add, mul
 
 BIN = 0.5
 """Width of a score's bin in logits."""
@@ -127,26 +127,32 @@ class Reliability:
 
     def learn(self, slot: int, right: bool) -> None:
         """A draft of that kind and score turned out right or wrong."""
-        # In one loop: a list for every step of this would take longer than the arithmetic.
-        weights: list[float] = []
+        # In loops: a comprehension for every step of this would be a function more each, which after
+        # a decode takes longer than the arithmetic.
+        raw: list[float] = []
         found = 0.0
         for w, u, p in zip(self._weights, self._usual, self._chances[slot], strict=True):
             weight = (_STAY * w + CHANGE * u) * (p if right else 1.0 - p)
-            weights.append(weight)
+            raw.append(weight)
             found += weight
-        self._weights = [w / found for w in weights]
-        self._seen += 1
-        if self._seen % USUAL_EVERY == 0:
-            self._looks += 1
-            self._sums = [a + b for a, b in zip(self._sums, self._weights, strict=True)]
         count = self._count[slot]
         if count < MAP_WINDOW:
             self._count[slot] = count + 1.0
         # A Newton step of the logarithmic loss, on the map alone.
         spread = max(found * (1.0 - found), 0.05) * count
         odds = self._odds[slot] * exp((found - 1.0 if right else 1.0 - found) / spread)
-        self._odds[slot], self._chances[slot] = odds, _by_text(odds)
+        weights: list[float] = []
+        chances: list[float] = []
+        for weight, factor in zip(raw, _FACTORS, strict=True):
+            weights.append(weight / found)
+            chances.append(factor / (factor + odds))
+        self._weights = weights
+        self._odds[slot], self._chances[slot] = odds, chances
         self._known.clear()
+        self._seen += 1
+        if self._seen % USUAL_EVERY == 0:
+            self._looks += 1
+            self._sums = list(map(add, self._sums, weights))
 
     def relax(self, steps: int) -> None:
         """Nothing was seen for so many steps: the text may have changed meanwhile."""

@@ -190,12 +190,16 @@ class AdaptiveWidth:
             self._owed = owed_ms(rows, request.extra, most, speed, copies)
             self._save, self._restore = copies.save_ms, copies.restore_ms
         self._rows = rows[request.extra :] if request.extra else rows
-        self._free = [self._looked_up(proposal) for proposal in free if proposal.tokens]
-        self._offers = list(self._free)
-        if self._free:
+        found: list[Offer] = []
+        for proposal in free:
+            if proposal.tokens:
+                slots = list(map(score_bin, proposal.scores))
+                found.append(Offer(self._lookups[proposal.proposer], proposal, slots))
+        if found:
             self._has_rivals = True
+        self._free = self._offers = found
         if self._open is not None:
-            self._offers.append(self._open.rest(request.limit))
+            self._offers = [*found, self._open.rest(request.limit)]
         self._drafted, self._width, self._probing = None, 0, False
         self._lead = self._led = None
         self._worth, self._instead, self._behind = [], None, 0.0
@@ -437,10 +441,6 @@ class AdaptiveWidth:
         self._onward.add(slots)
         lead = tuple(map(offer.source.chance, offer.slots[:given]))
         return Offer(self._onward.reliability, led, slots, lead=lead)
-
-    def _looked_up(self, proposal: Proposal) -> Offer:
-        slots = list(map(score_bin, proposal.scores))
-        return Offer(self._lookups[proposal.proposer], proposal, slots)
 
     def _watch(self, drafted: Proposal) -> Offer:
         """The drafter's chain and the free ones, each told where the others agree."""

@@ -20,7 +20,7 @@ FIRST = 2
 MOST_AT_ONCE = 0.4
 """Logarithm by which one time moves the correction at most, before PACE: stalls are rare."""
 
-EVERY = 4
+EVERY = 16
 """Times of decodes that change the costs together: at each step that would be work for little."""
 
 NEAR = 16

@@ -28,23 +28,21 @@ class Offer:
 
     def follow(self, confirmed: Sequence[int]) -> bool:
         """Learn from confirmed tokens; whether the chain is right so far and goes on."""
-        tokens, lead = self.proposal.tokens, len(self.lead)
-        for token in confirmed:
-            if self.at >= len(tokens):
+        tokens, lead, at = self.proposal.tokens, len(self.lead), self.at
+        for token, draft in zip(confirmed, tokens[at:], strict=False):
+            if at >= lead:
+                self.source.learn(self.slots[at - lead], draft == token)
+            at += 1
+            if draft != token:
+                self.at = at
                 return False
-            right = tokens[self.at] == token
-            if self.at >= lead:
-                self.source.learn(self.slots[self.at - lead], right)
-            self.at += 1
-            if not right:
-                return False
-        return self.at < len(tokens)
+        self.at = at
+        return at < len(tokens)
 
     def reaches(self) -> Iterable[float]:
         """For each draft the chance that it and all before it are right."""
-        if not self.lead:
-            return self.source.reaches(self.slots)
-        return accumulate(chain(self.lead, map(self.source.chance, self.slots)), mul)
+        chances = map(self.source.chance, self.slots)
+        return accumulate(chain(self.lead, chances) if self.lead else chances, mul)
 
     def expected(self, drafts: int) -> list[float]:
         """Tokens of a step that verifies 0, 1, ... of its drafts, at most so many."""

@@ -97,7 +97,6 @@ class Batch:
         self.outputs = 0
         self.highest_token = -1
         self.spans = {}
-        self.native.n_tokens = 0
 
     def add(
         self,

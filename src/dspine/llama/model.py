@@ -39,6 +39,7 @@ class Model:
     ) -> None:
         api, pointer = handle.native.api, handle.pointer
         self._handle = handle
+        self._closed = False
         self._closer = weakref.finalize(self, handle.release)
         self.path = path
         self.n_gpu_layers = n_gpu_layers
@@ -138,10 +139,12 @@ class Model:
 
     @property
     def is_closed(self) -> bool:
-        return not self._closer.alive
+        # Asked for each new token: the finalizer would take several calls to answer.
+        return self._closed or not self._handle.users
 
     def close(self) -> None:
         """Free the model (at once, or when its last Context is closed); later use raises."""
+        self._closed = True
         self._closer()
 
     def __enter__(self) -> Self:

@@ -90,6 +90,9 @@ class Native:
     get_tensor: Callable[[int, bytes], int | None] | None
     remove_positions: Callable[[int, int, int, int], bool]
     last_position: Callable[[int, int], int]
+    is_end: Callable[[int, int], bool]
+    piece: Callable[[int, int, int, int, int, bool], int]
+    """The bytes of a token go to an address with so much room; minus their number if too little."""
 
 
 def shared_library_name(stem: str) -> str:
@@ -134,6 +137,13 @@ def bind(api: Any, folder: Path) -> Native:
             lib, "llama_memory_seq_rm", [pointer, number, number, number], ctypes.c_bool
         ),
         last_position=_quick(lib, "llama_memory_seq_pos_max", [pointer, number], number),
+        is_end=_quick(lib, "llama_vocab_is_eog", [pointer, number], ctypes.c_bool),
+        piece=_quick(
+            lib,
+            "llama_token_to_piece",
+            [pointer, number, pointer, number, number, ctypes.c_bool],
+            number,
+        ),
     )
 
 

@@ -14,6 +14,7 @@ class Tokenizer:
 
     def __init__(self, native: Native, vocab: int, require_open: Callable[[], object]) -> None:
         self._api = native.api
+        self._is_end, self._piece = native.is_end, native.piece
         self._vocab = vocab
         self._require_open = require_open
         self.vocab_size: int = self._api.llama_vocab_n_tokens(vocab)
@@ -21,7 +22,7 @@ class Tokenizer:
         """Beginning-of-text token, -1 when the vocabulary has none."""
         self.eos: int = self._api.llama_vocab_eos(vocab)
         """End token, -1 when the vocabulary has none."""
-        self._buffer = ctypes.create_string_buffer(64)
+        self._make_room(64)
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         self._ends: dict[int, bool] = {}
 
@@ -93,14 +94,19 @@ class Tokenizer:
         """Remember all of a token that comes for the first time: an answer asks for both."""
         self._require_open()
         self._check(token)
-        self._ends[token] = bool(self._api.llama_vocab_is_eog(self._vocab, token))
+        self._ends[token] = self._is_end(self._vocab, token)
         while True:
-            buffer, room = self._buffer, len(self._buffer)
-            length = self._api.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            length = self._piece(self._vocab, token, self._address, self._room, 0, special)
             if length >= 0:
-                piece = self._pieces[special][token] = buffer.raw[:length]
+                piece = self._pieces[special][token] = bytes(self._bytes[:length])
                 return piece
-            self._buffer = ctypes.create_string_buffer(-length)
+            self._make_room(-length)
+
+    def _make_room(self, size: int) -> None:
+        """Where the bytes of a token are put."""
+        buffer = ctypes.create_string_buffer(size)
+        self._bytes = memoryview(buffer).cast("B")
+        self._address, self._room = ctypes.addressof(buffer), size
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.vocab_size:
