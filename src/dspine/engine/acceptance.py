@@ -127,8 +127,8 @@ class Reliability:
 
     def learn(self, slot: int, right: bool) -> None:
         """A draft of that kind and score turned out right or wrong."""
-        # In loops: a comprehension for every step of this would be a function more each, which after
-        # a decode takes longer than the arithmetic.
+        # In loops: a comprehension for every step of this would be one more function each, which
+        # after a decode takes longer than the arithmetic.
         raw: list[float] = []
         found = 0.0
         for w, u, p in zip(self._weights, self._usual, self._chances[slot], strict=True):
