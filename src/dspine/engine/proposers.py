@@ -159,14 +159,13 @@ class DrafterProposer:
         if first < end and self.disabled_reason is None:
             self._guarded(lambda: self._feed.take(first, first - position, end - first))
 
-    @property
-    def waiting(self) -> int:
-        """Feature rows that the next draft hands over first."""
-        return self._feed.waiting
-
-    def can_draft(self, ask: Ask) -> bool:
-        """Whether it is on and the anchor within its reach."""
-        return self.disabled_reason is None and ask.position + 1 < self._max_positions
+    def waiting(self, ask: Ask) -> int | None:
+        """Feature rows that the next draft hands over first; None where it is off or the anchor
+        beyond its reach.
+        """
+        if self.disabled_reason is None and ask.position + 1 < self._max_positions:
+            return self._feed.waiting
+        return None
 
     def propose(self, ask: Ask) -> Proposal:
         return self.draft(ask, ask.limit)[0]
@@ -310,7 +309,8 @@ class AutoProposer:
         if wanted and self._drafter is not None:
             lead = self._policy.lead()
             drafted, led = self._drafter.draft(ask, min(wanted, ask.limit), lead)
-        return self._policy.choose(self._continued(drafted, ask.limit), led)
+            drafted = self._continued(drafted, ask.limit)
+        return self._policy.choose(drafted, led)
 
     def wish(self, ask: Ask) -> DraftAsk | None:
         wanted = self._look(ask)
@@ -342,10 +342,8 @@ class AutoProposer:
             count = min(ask.limit, self._policy.most(GRAMMAR))
             forced = Proposal(ask.forced.tokens, ask.forced.scores, GRAMMAR).first(count)
             found += [forced] if forced.tokens else []
-        if drafter is None or not drafter.can_draft(ask):
-            self._policy.ask(found, ask, None)
-            return 0
-        return self._policy.ask(found, ask, drafter.waiting)
+        waiting = drafter.waiting(ask) if drafter is not None else None
+        return self._policy.ask(found, ask, waiting)
 
     def confirm(self, confirmed: Confirmed) -> None:
         for part in self._parts:

@@ -6,7 +6,9 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,12 @@ def quick_function(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) ->
     Python's lock.
     """
     return ctypes.PYFUNCTYPE(_INT, *arguments)((name, library))
+
+
+@cache
+def integers(count: int) -> Struct:
+    """So many 32-bit integers in a row: one object for all calls of a step, as it stays cached."""
+    return Struct(f"{count}i")
 
 
 def fits(ggml_version: str) -> bool:

@@ -13,7 +13,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from dspine.ggml.kernels import quick_function
+from dspine.ggml.kernels import integers, quick_function
 
 _POINTER, _INT, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
 
@@ -124,14 +124,16 @@ class NativeText:
             if count > self._room:
                 count = min(count, MOST)
                 self._make_room(count)
-        _tokens(len(new)).pack_into(self._givens, 0, *new)
+        integers(len(new)).pack_into(self._givens, 0, *new)
         counts = self._look_up(
             self._text, self._known, self._given_at, len(new), count, *self._last_arguments
         )
         if counts < 0:
             raise MemoryError("no memory for more tokens of the text")
         self._new = ()
-        return self._read(counts)
+        found = (counts & MOST) + (counts >> COUNT_BITS & MOST) + (counts >> 2 * COUNT_BITS)
+        tokens = integers(found).unpack_from(self._ids)
+        return tokens, _doubles(found).unpack_from(self._chances), counts
 
     def after(self, tail: Sequence[int], room: int) -> Numbers:
         """Up to `room` tokens of a repeat, else of the table, where `tail` follows the text."""
@@ -139,17 +141,13 @@ class NativeText:
         if room > self._room or len(tail) > self._room:
             room = min(room, MOST)
             self._make_room(max(room, len(tail)))
-        _tokens(len(tail)).pack_into(self._givens, 0, *tail)
-        return self._read(
-            self._after(
-                self._text, self._known, self._given_at, len(tail), room, *self._last_arguments
-            )
+        integers(len(tail)).pack_into(self._givens, 0, *tail)
+        counts = self._after(
+            self._text, self._known, self._given_at, len(tail), room, *self._last_arguments
         )
-
-    def _read(self, counts: int) -> Numbers:
-        found = (counts & MOST) + (counts >> COUNT_BITS & MOST) + (counts >> 2 * COUNT_BITS)
-        tokens = _tokens(found).unpack_from(self._ids)
-        return tokens, _chances(found).unpack_from(self._chances), counts
+        found = counts & MOST or counts >> COUNT_BITS
+        tokens = integers(found).unpack_from(self._ids)
+        return tokens, _doubles(found).unpack_from(self._chances), counts
 
     def _add(self) -> None:
         """Hand over what waits."""
@@ -174,10 +172,5 @@ def _made(address: int | None) -> int:
 
 
 @cache
-def _tokens(count: int) -> Struct:
-    return Struct(f"{count}i")
-
-
-@cache
-def _chances(count: int) -> Struct:
+def _doubles(count: int) -> Struct:
     return Struct(f"{count}d")

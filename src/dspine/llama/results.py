@@ -7,13 +7,12 @@ its work. Without the kernels the same is read row by row in Python.
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
-from dspine.ggml.kernels import quick_function
+from dspine.ggml.kernels import integers, quick_function
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
@@ -39,9 +38,9 @@ class BestTokens:
     def follow(self, context: int, first: int, drafts: Sequence[int]) -> tuple[int, ...]:
         """From row `first` of the last decode on; nothing where a logit is no number."""
         count = len(drafts)
-        _numbers(count).pack_into(self._bytes, 0, *drafts)
+        integers(count).pack_into(self._bytes, 0, *drafts)
         found = self._call(context, self._logits_row, first, count, self._vocab, self._address)
-        return _numbers(max(0, found)).unpack_from(self._bytes)
+        return integers(max(0, found)).unpack_from(self._bytes)
 
 
 def tap_copy(
@@ -69,8 +68,3 @@ def _address_of(function: Callable[..., object]) -> int:
     address = ctypes.cast(function, _POINTER).value  # type: ignore[arg-type]  # a ctypes function
     assert address is not None
     return address
-
-
-@cache
-def _numbers(count: int) -> struct.Struct:
-    return struct.Struct(f"{count}i")
