@@ -71,7 +71,6 @@ class RowBuffer:
     def __init__(self, count: int, width: int) -> None:
         self.count, self.width = count, width
         self.rows: Rows = np.empty((count, width), np.float32)
-        self.count, self.width = count, width
         self.row_bytes = 4 * width
         self.bytes = self.rows.data.cast("B") if self.rows.size else memoryview(b"")
         self.address: int = self.rows.ctypes.data
