@@ -16,6 +16,7 @@ struct Unit {
     using Inputs  = Inputs16;
     static constexpr size_t kBytes  = kEightUnit;
     static constexpr int    kBlocks = 1;
+    static constexpr bool   kFetches = false;
     static constexpr int    kRows   = kMostRows;
 
     static float scale(const Inputs16 *) { return 1.0f; }

@@ -22,6 +22,7 @@ struct Unit {
     using Inputs  = float;
     static constexpr size_t kBytes  = kFloatUnit;
     static constexpr int    kBlocks = 1;
+    static constexpr bool   kFetches = false;
     static constexpr int    kRows   = kFewerRows;
 
     static float scale(const float *) { return 1.0f; }

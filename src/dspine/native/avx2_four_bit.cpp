@@ -16,6 +16,7 @@ struct Unit {
     using Inputs  = Inputs8;
     static constexpr size_t kBytes  = L::kUnit;
     static constexpr int    kBlocks = 1;
+    static constexpr bool   kFetches = false;
     static constexpr int    kRows   = kind == Small::q5_0 ? kFewerRows : kMostRows;
 
     static float scale(const Inputs8 * x) { return x->row; }

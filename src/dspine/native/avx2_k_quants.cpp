@@ -33,15 +33,13 @@ constexpr int kFlush = kind == KQuant::q4_k ? 8 : kind == KQuant::q5_k ? 4 : 2;
 template <KQuant kind>
 constexpr int kScaled = kind == KQuant::q6_k ? 4 : 8;
 
-// Not inlined: one function for all of a unit takes minutes to compile, and the values would be kept
-// in memory all the same.
-template <KQuant kind, int set, bool high, int R>
-__attribute__((noinline)) void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
-    using L             = KLayout<kind>;
+// The sums of the products before one scale: groups `first` and behind it, R rows times 16 outputs.
+template <KQuant kind, int set, bool high, int first, int R>
+inline void products(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256i (&sum)[R][2]) {
     constexpr int index = SubBlock<kind, set, high>::kIndex;
-    __m256i       part[R][2], sum[R][2];
+    __m256i       part[R][2];
 #pragma GCC unroll 8
-    for (int group = 0; group < 8; group++) {
+    for (int group = first; group < first + kScaled<kind>; group++) {
         const __m256i w[2] = {weights<kind, set, high>(unit, group, 0), weights<kind, set, high>(unit, group, 1)};
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
@@ -52,37 +50,89 @@ __attribute__((noinline)) void add_sub_block(const uint8_t * unit, const Inputs8
                 part[r][h] = group % kFlush<kind> == 0 ? product : plus16(part[r][h], product);
                 if (group % kFlush<kind> == kFlush<kind> - 1) {
                     const __m256i wide = _mm256_madd_epi16(part[r][h], repeat32(x[r][index].factor));
-                    const bool    first = group % kScaled<kind> < kFlush<kind>;
-                    sum[r][h]           = first ? wide : plus32(sum[r][h], wide);
+                    sum[r][h]          = group < first + kFlush<kind> ? wide : plus32(sum[r][h], wide);
                 }
             }
         }
-        if (group % kScaled<kind> != kScaled<kind> - 1) {
-            continue;
-        }
-        const int scaled = L::kSix ? 2 * index + group / 4 : index;
+    }
+}
+
+// The compiler must not move loads across: it would hold factors and values for later and spill the sums.
+inline void load_anew() { asm volatile("" ::: "memory"); }
+
+// The same with two groups decoded together, for weights of which sixteen bits hold two products only: no
+// 16-bit sum has to wait for the next group.
+template <KQuant kind, int set, bool high, int first, int R>
+inline void products_by_two(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256i (&sum)[R][2]) {
+    static_assert(kFlush<kind> == 2);
+    constexpr int index = SubBlock<kind, set, high>::kIndex;
 #pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            const auto * small  = reinterpret_cast<const __m128i *>(unit + L::kSmall + 16 * scaled + 8 * h);
-            const auto   eight  = _mm_loadl_epi64(small);
-            const __m256 factor = _mm256_cvtepi32_ps(L::kSix ? _mm256_cvtepi8_epi32(eight) : _mm256_cvtepu8_epi32(eight));
-            const __m256 scale  = _mm256_mul_ps(load_half(unit + L::kScale + 16 * h), factor);
-            __m256       minimum;
-            if (L::kSix) {
-                minimum = _mm256_mul_ps(scale, _mm256_set1_ps(-32.0f));
-            } else {
-                const auto * least = reinterpret_cast<const __m128i *>(unit + L::kSmallMin + 16 * scaled + 8 * h);
-                const __m256 size  = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(least)));
-                minimum = _mm256_mul_ps(_mm256_xor_ps(load_half(unit + L::kMinimum + 16 * h), _mm256_set1_ps(-0.0f)), size);
-            }
+    for (int group = first; group < first + kScaled<kind>; group += 2) {
+        load_anew();
+        const __m256i w[2] = {weights<kind, set, high>(unit, group, 0), weights<kind, set, high>(unit, group, 1)};
+        const __m256i v[2] = {weights<kind, set, high>(unit, group + 1, 0), weights<kind, set, high>(unit, group + 1, 1)};
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                const Inputs8 & in    = x[r][index];
-                const float     total = L::kSix ? in.half[group / 4] : in.sum;
-                value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), scale, value[r][h]);
-                value[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(total), value[r][h]);
+        for (int r = 0; r < R; r++) {
+            const __m256i a      = repeat32(x[r][index].q + 4 * group);
+            const __m256i b      = repeat32(x[r][index].q + 4 * group + 4);
+            const __m256i factor = repeat32(x[r][index].factor);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                const __m256i part = plus16(_mm256_maddubs_epi16(w[h], a), _mm256_maddubs_epi16(v[h], b));
+                const __m256i wide = _mm256_madd_epi16(part, factor);
+                sum[r][h]          = group == first ? wide : plus32(sum[r][h], wide);
             }
         }
+    }
+    load_anew();
+}
+
+// Adds what has one scale: all 32 inputs of a sub-block, or half `part` of them (Q6_K).
+template <KQuant kind, int set, bool high, int part, int R>
+inline void add_scaled(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
+    using L             = KLayout<kind>;
+    constexpr int index = SubBlock<kind, set, high>::kIndex;
+    __m256i       sum[R][2];
+    if constexpr (L::kSix) {
+        products_by_two<kind, set, high, 4 * part, R>(unit, x, sum);
+    } else {
+        products<kind, set, high, 0, R>(unit, x, sum);
+    }
+    constexpr int scaled = L::kSix ? 2 * index + part : index;
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const auto * small  = reinterpret_cast<const __m128i *>(unit + L::kSmall + 16 * scaled + 8 * h);
+        const auto   eight  = _mm_loadl_epi64(small);
+        const __m256 factor = _mm256_cvtepi32_ps(L::kSix ? _mm256_cvtepi8_epi32(eight) : _mm256_cvtepu8_epi32(eight));
+        const __m256 scale  = _mm256_mul_ps(load_half(unit + L::kScale + 16 * h), factor);
+        __m256       minimum;
+        if (L::kSix) {
+            minimum = _mm256_mul_ps(scale, _mm256_set1_ps(-32.0f));
+        } else {
+            const auto * least = reinterpret_cast<const __m128i *>(unit + L::kSmallMin + 16 * scaled + 8 * h);
+            const __m256 size  = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(least)));
+            minimum = _mm256_mul_ps(_mm256_xor_ps(load_half(unit + L::kMinimum + 16 * h), _mm256_set1_ps(-0.0f)), size);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const Inputs8 & in    = x[r][index];
+            const float     total = L::kSix ? in.half[part] : in.sum;
+            value[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), scale, value[r][h]);
+            value[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(total), value[r][h]);
+        }
+    }
+}
+
+// Not inlined: one function for all of a unit takes minutes to compile, and the values would be kept
+// in memory all the same.
+template <KQuant kind, int set, bool high, int R>
+__attribute__((noinline)) void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
+    // An eighth of the unit that is read after the next 2048 bytes: all of it at once would hold up other reads.
+    constexpr int lines = int((KLayout<kind>::kUnit / 8 + 63) / 64);
+    fetch<lines>(unit + 64 * lines * (2 * set + high));
+    add_scaled<kind, set, high, 0, R>(unit, x, value);
+    if constexpr (KLayout<kind>::kSix) {
+        add_scaled<kind, set, high, 1, R>(unit, x, value);
     }
 }
 
@@ -92,6 +142,7 @@ struct Unit {
     using Inputs  = Inputs8;
     static constexpr size_t kBytes  = KLayout<kind>::kUnit;
     static constexpr int    kBlocks = 8;
+    static constexpr bool   kFetches = true;  // add does, piece by piece
     static constexpr int    kRows   = kFewerRows;
 
     static float scale(const Inputs8 * x) { return x->row; }

@@ -19,6 +19,7 @@ struct VnniKUnit {
     using Float   = typename V::Float;
     static constexpr size_t kBytes  = L::kUnit;
     static constexpr int    kBlocks = 8;
+    static constexpr bool   kFetches = false;
     static constexpr int    kRows   = kind == KQuant::q5_k ? V::kFewerRows : V::kMostRows;
     // Sums of four products that 16 bits hold: 4 of 4-bit weights, 2 of 5-bit ones, 1 of 6-bit ones.
     static constexpr int kFlush = kind == KQuant::q4_k ? 4 : kind == KQuant::q5_k ? 2 : 1;

@@ -21,6 +21,7 @@ struct VnniSmallUnit {
     using Float   = typename V::Float;
     static constexpr size_t kBytes  = L::kUnit;
     static constexpr int    kBlocks = 1;
+    static constexpr bool   kFetches = false;
     static constexpr int    kRows   = kind == Small::q5_0 ? V::kFewerRows : V::kMostRows;
 
     // Sums of four products that 16 bits hold: 15 * 127 * 4 * 4 and 31 * 127 * 4 * 2 are below 2^15. So a
@@ -107,6 +108,7 @@ struct VnniEightUnit {
     using Float   = typename V::Float;
     static constexpr size_t kBytes  = kEightUnit;
     static constexpr int    kBlocks = 1;
+    static constexpr bool   kFetches = false;
     static constexpr int    kRows   = V::kMostRows;
 
     static float scale(const Inputs *) { return 1.0f; }
