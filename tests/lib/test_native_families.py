@@ -113,7 +113,7 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
     if not shutil.which("nm") or not shutil.which("objdump"):
         pytest.skip("binutils are not installed")
     sources = [f for f in source_folder().glob("*_*.cpp") if f.stem.split("_")[0] in _NEWER]
-    assert len(sources) == 8
+    assert len(sources) == 9
 
     def compile_one(source: Path) -> tuple[str, Path]:
         made = tmp_path / f"{source.stem}.o"
@@ -134,6 +134,11 @@ def test_real_instructions_compile_without_a_warning(tmp_path: Path) -> None:
         # The last is the sum, the one before it the inputs; AT&T's order is the reverse of Intel's.
         assert re.search(r"tdpbssd %tmm1,%tmm0,%tmm4", code.stdout)
         assert all(f"{word} " in code.stdout for word in ("ldtilecfg", "sttilecfg", "tileloadd"))
+    code = subprocess.run(
+        ["objdump", "-d", str(objects["amx_eight_bit"])], capture_output=True, text=True
+    )
+    assert re.search(r"tdpbssd %tmm2,%tmm0,%tmm4", code.stdout)  # upper bytes
+    assert re.search(r"tdpbusd %tmm2,%tmm1,%tmm5", code.stdout)  # lower bytes, unsigned
     for family, register in {"avx512": "zmm", "avxvnni": "ymm"}.items():
         for kind in ("small", "k_quants"):
             made = objects[f"{family}_{kind}"]

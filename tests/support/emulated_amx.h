@@ -74,7 +74,8 @@ DSPINE_EMULATED_CALL void zero_tile(int tile) {
     std::memset(tiles.data[tile], 0, sizeof tiles.data[tile]);
 }
 
-// TDPBSSD.
+// TDPBSSD, and TDPBUSD, whose `a` is unsigned.
+template <class A>
 DSPINE_EMULATED_CALL void add_products(int sum, int a, int b) {
     demand_tile(sum), demand_tile(a), demand_tile(b);
     demand(sum != a && sum != b && a != b);
@@ -87,7 +88,7 @@ DSPINE_EMULATED_CALL void add_products(int sum, int a, int b) {
             std::memcpy(&total, tiles.data[sum][m] + 4 * n, 4);
             for (unsigned k = 0; k < tiles.rows(b); k++) {
                 for (unsigned i = 0; i < 4; i++) {
-                    total += uint32_t(int32_t(int8_t(tiles.data[a][m][4 * k + i])) * int32_t(int8_t(tiles.data[b][k][4 * n + i])));
+                    total += uint32_t(int32_t(A(tiles.data[a][m][4 * k + i])) * int32_t(int8_t(tiles.data[b][k][4 * n + i])));
                 }
             }
             std::memcpy(tiles.data[sum][m] + 4 * n, &total, 4);
@@ -119,7 +120,11 @@ inline void store_tile(void * to, size_t step) {
 }
 template <int sum, int a, int b>
 inline void add_products() {
-    emulated::add_products(sum, a, b);
+    emulated::add_products<int8_t>(sum, a, b);
+}
+template <int sum, int a, int b>
+inline void add_unsigned_products() {
+    emulated::add_products<uint8_t>(sum, a, b);
 }
 
 }  // namespace

@@ -200,6 +200,12 @@ DSPINE_EMULATED_CALL V unpack(V a, V b, bool high) {
     });
 }
 
+// VPERMW: for each 16-bit part the one of x that its index names.
+DSPINE_EMULATED_CALL __m512i permute16(__m512i index, __m512i x) {
+    const auto from = lanes<uint16_t>(x), at = lanes<uint16_t>(index);
+    return make<__m512i, uint16_t>([&](unsigned i) { return from.at[at.at[i] & 31]; });
+}
+
 // VINSERTF64X4, VEXTRACTF64X4, VBROADCASTF64X4.
 DSPINE_EMULATED_CALL __m512d insert(__m512d into, __m256d x, unsigned half) {
     std::memcpy(reinterpret_cast<char *>(&into) + 32 * half, &x, sizeof x);
@@ -299,4 +305,5 @@ DSPINE_EMULATED_CALL V masked_doubles(__mmask8 mask, V x) {
 #define _mm512_maskz_extractf64x4_pd(mask, x, half) emulated::masked_doubles(mask, emulated::extract(x, half))
 #define _mm512_maskz_broadcast_f64x4(mask, x) emulated::masked_doubles(mask, emulated::twice(x))
 #define _mm512_storeu_si512(to, x) emulated::store(to, 0xFFFF, emulated::same_bits<__m512>(x))
+#define _mm512_maskz_permutexvar_epi16(mask, index, x) ((void)(mask), emulated::permute16(index, x))
 #define _mm512_mullo_epi32(a, b) emulated::mullo(a, b)

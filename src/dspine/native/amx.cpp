@@ -42,8 +42,8 @@ bool runs_here() {
 }  // namespace
 
 const Family & amx_family() {
-    // Inputs of Q8_0 have 16 bits, those of floats are fp32: they stay with AVX-512.
-    static const Kernel kernels[] = {kAmxQ4_0, kAmxQ4_1, kAmxQ5_0,   kAvx512Q8_0, kAmxQ4_K,
+    // Inputs of floats are fp32: they stay with AVX-512.
+    static const Kernel kernels[] = {kAmxQ4_0, kAmxQ4_1, kAmxQ5_0,   kAmxQ8_0,   kAmxQ4_K,
                                      kAmxQ5_K, kAmxQ6_K, kAvx512F16, kAvx512BF16};
     static const Family family = {"amx", runs_here, kernels, sizeof kernels / sizeof kernels[0], &kAvx512Attention};
     return family;

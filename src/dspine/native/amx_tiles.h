@@ -47,6 +47,12 @@ inline void add_products() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(a), "i"(b));
 }
 
+// The same with unsigned bytes of a.
+template <int sum, int a, int b>
+inline void add_unsigned_products() {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(a), "i"(b));
+}
+
 #endif
 
 }  // namespace

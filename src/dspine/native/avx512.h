@@ -54,6 +54,11 @@ struct Vectors512 {
     // 16 bytes as 32-bit, 32 bytes as 16-bit integers.
     static Int signed_bytes(const uint8_t * from) { return _mm512_maskz_cvtepi8_epi32(kAll, eights(from)); }
     static Int unsigned_bytes(const uint8_t * from) { return _mm512_maskz_cvtepu8_epi32(kAll, eights(from)); }
+    // 32 16-bit parts: the first of either half, the second of either half and so on.
+    static Int halves_in_turn(const uint8_t * from) {
+        return _mm512_maskz_permutexvar_epi16(0xFFFFFFFF, load(kInTurn), load(from));
+    }
+    static Int times256(Int x) { return _mm512_maskz_slli_epi32(kAll, x, 8); }
     static Int widen_bytes(const uint8_t * from) { return _mm512_cvtepi8_epi16(halves(from)); }
 
     static Float zero() { return _mm512_setzero_ps(); }
@@ -77,6 +82,9 @@ struct Vectors512 {
     }
 
   private:
+    static constexpr uint16_t kInTurn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
     static __m128i eights(const void * from) { return _mm_loadu_si128(static_cast<const __m128i *>(from)); }
     static __m256i halves(const void * from) { return _mm256_loadu_si256(static_cast<const __m256i *>(from)); }
 };
