@@ -63,7 +63,7 @@ def test_the_best_tokens_are_those_of_numpy(data: st.DataObject, compiled: ctype
 
 def test_a_row_without_logits_gives_nothing(compiled: ctypes.CDLL) -> None:
     row_of = RowOf(lambda _context, _row: 0)
-    assert BestTokens(compiled, row_of, 3, 8).follow(0, 0, [1, 2]) == ()
+    assert BestTokens(compiled, row_of, 3, 8).follow(0, 0, [1, 2]) == []
 
 
 @pytest.mark.parametrize("missing", [None, 0, 2])

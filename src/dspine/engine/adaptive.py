@@ -68,6 +68,16 @@ PROBE_FIRST, PROBE_LAST = 16, 128
 class AdaptiveWidth:
     """Learns from every step of an engine; `begin` starts another text with what is usual."""
 
+    # More attributes than Python keeps beside an object: in a dict they would be apart in memory.
+    __slots__ = (
+        "_all", "_behind", "_block", "_costs", "_credit", "_doubts", "_draft_ms", "_drafted",
+        "_extra", "_follows", "_free", "_has_rivals", "_instead", "_is_rest", "_lead", "_led",
+        "_lookups", "_most", "_network", "_nothing", "_offers", "_onward", "_open", "_owed",
+        "_plain", "_probing", "_prospects", "_rate", "_restore", "_rows", "_save", "_sequences",
+        "_shared", "_since", "_situation", "_sources", "_speed", "_time", "_tokens", "_trial",
+        "_warm", "_width", "_worth",
+    )  # fmt: skip
+
     def __init__(
         self,
         costs: StepCosts,

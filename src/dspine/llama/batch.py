@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Sequence
-from functools import cache
-from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -51,11 +48,15 @@ class Batch:
             logits=_pointer(self._wanted, ctypes.c_int8),
         )
         """The C structure for llama_decode; `embd` stays null."""
-        # Packed into as bytes: for few rows that touches less code than NumPy does.
-        self._token_bytes = self._tokens.data.cast("B")
-        self._position_bytes = self._positions.data.cast("B")
-        self._sequence_bytes = self._sequences.data.cast("B")
-        self._wanted_bytes = self._wanted.data.cast("B")
+        # Written item by item: for few rows that touches less code than NumPy, struct or fields of
+        # a C structure do.
+        self._token_view = self._tokens.data
+        self._position_view = self._positions.data
+        self._sequence_view = self._sequences.data
+        self._wanted_view = self._wanted.data
+        place = api.llama_batch.n_tokens.offset
+        count = (ctypes.c_char * 4).from_buffer(self.native, place)
+        self._count_view = memoryview(count).cast("B").cast("i")
         self._only_sequence: int | None = 0
         """Stands in all of `_sequences`, so that its rows need not say so again."""
         # Plain attributes, for the context to read: each property would be one more function.
@@ -135,8 +136,7 @@ class Batch:
             self._counts[row] = len(sequences)
         self.highest_token = max(self.highest_token, token)
         self.outputs += bool(logits)
-        self.size = row + 1
-        self.native.n_tokens = self.size
+        self.size = self._count_view[0] = row + 1
         return row
 
     def add_tokens(
@@ -167,19 +167,20 @@ class Batch:
                 f"logits is {logits!r}: choose all, last, none or a number of up to {count} rows"
             )
         self.spans[sequence] = self._first_of(sequence, position, count), position + count
-        numbers, place = _numbers(count), 4 * first
-        numbers.pack_into(self._token_bytes, place, *tokens)
-        numbers.pack_into(self._position_bytes, place, *range(position, position + count))
+        silent = end - asked
+        for row, token in enumerate(tokens, first):
+            self._token_view[row] = token
+            self._position_view[row] = position + row - first
+            self._wanted_view[row] = row >= silent
         if sequence != self._only_sequence:
-            numbers.pack_into(self._sequence_bytes, place, *repeat(sequence, count))
+            for row in range(first, end):
+                self._sequence_view[row] = sequence
             self._only_sequence = None
-        flags = bytes(count - asked) + b"\1" * asked
-        self._wanted_bytes[first:end] = flags
-        self.wanted += flags
+        self.wanted += bytes(count - asked) + b"\1" * asked
         if highest > self.highest_token:
             self.highest_token = highest
         self.outputs += asked
-        self.size = self.native.n_tokens = end
+        self.size = self._count_view[0] = end
         return first
 
     def _first_of(self, sequence: int, position: int, count: int) -> int:
@@ -212,11 +213,6 @@ def _bad_tokens(lowest: int, highest: int, rows: int, capacity: int) -> Exceptio
     return UsageError(
         f"token id {highest} is larger than any vocabulary: give ids of the target's vocabulary"
     )
-
-
-@cache
-def _numbers(count: int) -> struct.Struct:
-    return struct.Struct(f"{count}i")
 
 
 def _pointer(array: Any, kind: Any) -> Any:

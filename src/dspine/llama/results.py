@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from dspine.ggml.kernels import integers, quick_function
+from dspine.ggml.kernels import quick_function
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
@@ -32,15 +32,18 @@ class BestTokens:
         self._logits_row = _address_of(logits_row)
         self._vocab = vocab
         self._tokens = np.zeros(most + 1, np.int32)
-        self._bytes = self._tokens.data.cast("B")
+        self._view = self._tokens.data
         self._address: int = self._tokens.ctypes.data
 
-    def follow(self, context: int, first: int, drafts: Sequence[int]) -> tuple[int, ...]:
+    def follow(self, context: int, first: int, drafts: Sequence[int]) -> list[int]:
         """From row `first` of the last decode on; nothing where a logit is no number."""
-        count = len(drafts)
-        integers(count).pack_into(self._bytes, 0, *drafts)
-        found = self._call(context, self._logits_row, first, count, self._vocab, self._address)
-        return integers(max(0, found)).unpack_from(self._bytes)
+        view = self._view
+        for row, draft in enumerate(drafts):
+            view[row] = draft
+        found = self._call(
+            context, self._logits_row, first, len(drafts), self._vocab, self._address
+        )
+        return [view[row] for row in range(found)]
 
 
 def tap_copy(
