@@ -19,6 +19,8 @@ from dspine.kernels.build import build, is_supported, library_path
 from dspine.kernels.status import SWITCH, enable
 from dspine.kernels.verdict import ANY, Verdict, run_test
 from dspine.llama.library import find_library
+from tests.support.tiny_models import tiny_llama
+from tests.support.tiny_pair import write_pair_drafter
 
 _ROOT = Path(__file__).parents[2]
 _LOSS_OF_8_BIT_INPUTS = 5e-3
@@ -130,6 +132,30 @@ def test_logits_of_the_target_do_not_depend_on_the_batch(
         # an f32 cache to f16 before its attention.
         assert facts["difference"] < 0.04, cache_type
         assert (facts["difference"] == 0.0) == (cache_type == "f32"), cache_type
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 64])
+def test_a_drafter_looks_rows_up_in_a_head_of_its_own(
+    cache: Path, folder: Path, tmp_path: Path, draft_vocab_size: int | None
+) -> None:
+    """A head that is not the token embedding is packed too, and scores are of its exact rows."""
+    target = tiny_llama(tmp_path / "target.gguf", weights="q8_0", tied=False)
+    drafter = write_pair_drafter(
+        tmp_path / "drafter.gguf", target, draft_vocab_size=draft_vocab_size
+    )
+    command = ("run", "-m", target, "-md", drafter, "-t", "1", "-c", "96", "-n", "12", "--raw",
+               "--proposer", "drafter", "--spec-draft-n-max", "3", "--json", "abc")  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "from dspine.cli.main import main; main()", *map(str, command)],
+        cwd=_ROOT,
+        env={**os.environ, SWITCH: "avx2", "XDG_CACHE_HOME": str(cache.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["stats"]["drafted"] > 0
 
 
 def test_switched_off_means_stock_kernels(cache: Path, built: Path) -> None:

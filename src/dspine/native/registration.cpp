@@ -167,11 +167,15 @@ bool takes_product(const Tensor * op) {
            is_host_memory(x);
 }
 
-// Only the token embedding: other tables are used in other ways as well.
+// Tokens are looked up in the one, rows of candidates by drafters in both. Other tables are used in other ways as well.
+bool is_looked_up(const Tensor * table) {
+    return std::strcmp(table->name, "token_embd.weight") == 0 || std::strcmp(table->name, "output.weight") == 0;
+}
+
 bool takes_lookup(const Tensor * op) {
     const Tensor * table = op->src[0], * index = op->src[1];
     return product_for(owner_of(table)) != nullptr && is_row_range(table) && lookup_in(table) != nullptr &&
-           std::strcmp(owner_of(table)->name, "token_embd.weight") == 0 && op->type == F32 && op->nb[0] == sizeof(float) &&
+           is_looked_up(owner_of(table)) && op->type == F32 && op->nb[0] == sizeof(float) &&
            index->ne[1] == 1 && index->ne[2] == 1 && is_host_memory(index);
 }
 
