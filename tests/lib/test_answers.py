@@ -297,6 +297,24 @@ def test_bad_options_are_one_sentence(options: AnswerOptions, tmp_path: Path) ->
         generate_answers(dataclasses.replace(options, prompts=options.prompts * 2))
 
 
+def test_the_last_prompt_may_lack_its_line_feed(options: AnswerOptions, tmp_path: Path) -> None:
+    prompts = tmp_path / "by-hand.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}')
+    assert generate_answers(dataclasses.replace(options, prompts=(prompts,))).answers == 2
+
+
+def test_a_file_that_holds_no_answers_is_left_alone(options: AnswerOptions, tmp_path: Path) -> None:
+    """The prompts named as output by mistake, with a last line that lacks its line feed."""
+    prompts = tmp_path / "by-hand.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}')
+    before = prompts.read_bytes()
+    with pytest.raises(FileError, match="line 1 is not an answer"):
+        generate_answers(dataclasses.replace(options, prompts=(prompts,), output=prompts))
+    assert prompts.read_bytes() == before
+    with pytest.raises(TrainingError, match="name a file in it"):
+        generate_answers(dataclasses.replace(options, output=tmp_path))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -143,6 +143,31 @@ def test_keeps_the_last_two_and_the_best(tmp_path: Path) -> None:
     assert run_folder.read_best(tmp_path) == run_folder.Best("checkpoint-00000002", 2.5)
 
 
+def test_a_kill_while_a_checkpoint_is_replaced_loses_neither(tmp_path: Path) -> None:
+    """A run that is evaluated again writes its checkpoint anew under the same name."""
+    for name in ("checkpoint-00000004", "checkpoint-00000005.replaced"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "which").write_text(name)
+    checkpoints.prepare(tmp_path)
+    assert [p.name for p in run_folder.list_checkpoints(tmp_path)] == [
+        "checkpoint-00000004",
+        "checkpoint-00000005",
+    ]
+    (tmp_path / "checkpoint-00000005.replaced").mkdir()
+    checkpoints.prepare(tmp_path)
+    assert not list(tmp_path.glob("*.replaced"))
+    assert (tmp_path / "checkpoint-00000005" / "which").read_text().endswith("replaced")
+
+
+def test_a_folder_that_takes_no_checkpoint_is_told_before_the_work(
+    data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(TrainingError, match="cannot be used for a run"):
+            fit(options(data, folder), on_log=lambda _: pytest.fail("it trained"))
+
+
 def test_new_shards_join_a_run(data: Path, tmp_path: Path) -> None:
     growing = tmp_path / "growing"
     pattern_shards(growing, data / "target.gguf", taps=TAPS, sequences=4, seed=5)
@@ -217,7 +242,7 @@ def test_wrong_options_are_one_sentence(
 def test_another_geometry_does_not_continue_a_run(data: Path, tmp_path: Path) -> None:
     base = options(data, tmp_path, steps=1)
     fit(base)
-    with pytest.raises(TrainingError, match="another drafter geometry"):
+    with pytest.raises(TrainingError, match=r"another drafter geometry \(top_k 4, not 2\)"):
         fit(dataclasses.replace(base, geometry=dataclasses.replace(base.geometry, top_k=2)))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dspine.errors import TrainingError, UsageError
+from dspine.files.atomic import reason
 from dspine.llama.model import Model, load_safely
 from dspine.machine import physical_cores
 from dspine.train.generation import Generator, Job, common_prefix
@@ -77,6 +78,8 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
     threads = options.threads or physical_cores()
     torch.set_num_threads(threads)
     folder = options.output.parent
+    if options.output.is_dir():
+        raise TrainingError(f"answers cannot be written to {options.output}: name a file in it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         options.output.touch()
@@ -185,6 +188,8 @@ def _check(options: AnswerOptions) -> None:
 
 def _cut_incomplete_line(path: Path, vocab_size: int) -> set[str]:
     """Keys of the answers in the file so far; a last line without its end is removed."""
+    # Read first: a file that holds something else is refused as it is.
+    present = {_key(r.id, r.number) for r in read_records([path], vocab_size=vocab_size)}
     try:
         with path.open("rb+") as file:
             data = file.read()
@@ -192,8 +197,8 @@ def _cut_incomplete_line(path: Path, vocab_size: int) -> set[str]:
             if complete < len(data):
                 file.truncate(complete)
     except OSError as error:
-        raise TrainingError(f"{path} cannot be continued: {error.strerror}") from error
-    return {_key(r.id, r.number) for r in read_records([path], vocab_size=vocab_size)}
+        raise TrainingError(f"{path} cannot be continued: {reason(error)}") from error
+    return present
 
 
 def _jobs(

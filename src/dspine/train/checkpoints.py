@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from dspine.errors import FileError, TrainingError
-from dspine.files.atomic import reason
+from dspine.files.atomic import atomic_write, reason
 from dspine.files.checkpoint import write_checkpoint
 from dspine.files.run_folder import BEST_FILE, Best, list_checkpoints, read_best
 from dspine.files.schema import Pair, TrainingRecord, tensor_specs
@@ -26,6 +27,29 @@ from dspine.train.kinds import DrafterModule
 
 STATE = "trainer.pt"
 _PARTIAL = ".partial"
+_REPLACED = ".replaced"
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder of a run, and put it right after a kill in the middle of a save.
+
+    Raises TrainingError where no checkpoint could be written, before any work is done.
+    """
+    probe = folder / f".writable{_PARTIAL}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+        for old in folder.glob(f"checkpoint-*{_REPLACED}"):
+            final = old.with_suffix("")
+            if final.exists():
+                shutil.rmtree(old)
+            else:
+                old.rename(final)
+    except OSError as error:
+        raise TrainingError(
+            f"{folder} cannot be used for a run ({error.strerror}): choose another folder"
+        ) from error
 
 
 def export_tensors(module: DrafterModule) -> dict[str, NDArray[np.float32]]:
@@ -64,9 +88,11 @@ def save(
             file.flush()
             os.fsync(file.fileno())
         if final.exists():
-            shutil.rmtree(final)
+            # Never a moment without either: `recover` takes the old one back.
+            final.rename(folder / f"{final.name}{_REPLACED}")
         partial.rename(final)
         _sync(folder)
+        shutil.rmtree(folder / f"{final.name}{_REPLACED}", ignore_errors=True)
     except (OSError, FileError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         why = reason(error) if isinstance(error, OSError) else str(error)
@@ -93,12 +119,11 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 def write_best(folder: Path, best: Best) -> None:
     """Record the best checkpoint."""
     text = json.dumps({"checkpoint": best.name, "acceptance_length": best.acceptance_length})
-    partial = folder / f"{BEST_FILE}{_PARTIAL}"
     try:
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(folder / BEST_FILE)
-    except OSError as error:
-        raise TrainingError(f"cannot write {folder / BEST_FILE}: {reason(error)}") from error
+        with atomic_write(folder / BEST_FILE, overwrite=True) as file:
+            file.write(f"{text}\n".encode())
+    except FileError as error:
+        raise TrainingError(f"{error}; the checkpoints are complete") from error
 
 
 def prune(folder: Path, keep: int = 2) -> None:
@@ -107,7 +132,8 @@ def prune(folder: Path, keep: int = 2) -> None:
     checkpoints = list_checkpoints(folder)
     for old in checkpoints[:-keep]:
         if best is None or old.name != best.name:
-            shutil.rmtree(old, ignore_errors=True)
+            with suppress(OSError):
+                old.rename(folder / f"{old.name}{_PARTIAL}")
     for left in folder.glob(f"checkpoint-*{_PARTIAL}"):
         shutil.rmtree(left, ignore_errors=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dspine.errors import PairError, TrainingError
+from dspine.errors import PairError, TrainingError, UsageError
 from dspine.files.pairing import check_pair
 from dspine.files.source import read_source
 from dspine.train.evaluate import Evaluation, evaluate_shards
@@ -28,11 +28,16 @@ def evaluate_checkpoint(
     """Load a checkpoint (or a run's best, else newest one) or a GGUF, and measure it on the shards.
 
     `threads` None: as many as torch takes by itself.
-    Raises PairError when it belongs to another target, TrainingError when there are no shards or
+    Raises PairError when it belongs to another target, UsageError without folders,
+    TrainingError when there are no shards or
     they hold the features of other layers.
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    if not shard_folders:
+        raise UsageError(
+            "nothing to measure on: name the folder of held-out shards with --shards FOLDER"
+        )
     checkpoint = read_source(path)
     target = Target.read(target_path)
     if checkpoint.pair is not None:
@@ -44,7 +49,10 @@ def evaluate_checkpoint(
         )
     shards = [Shard.read(shard) for part in shard_folders for shard in list_shards(part)]
     if not shards:
-        raise TrainingError("there are no feature shards to measure on: name their folder")
+        raise TrainingError(
+            f"no feature shard in {', '.join(map(str, shard_folders))}: name a folder that "
+            f"`dspine train features` filled"
+        )
     for shard in shards:
         if shard.info.taps != checkpoint.config.taps:
             raise TrainingError(

@@ -96,7 +96,9 @@ class FitOptions:
         if self.minutes is not None and not self.minutes > 0:
             raise UsageError(f"minutes is {self.minutes}: a run needs more than 0")
         if not self.shards:
-            raise UsageError("no shard folder is given: capture features and name their folder")
+            raise UsageError(
+                "no shard folder is given: capture features and name theirs with --shards FOLDER"
+            )
         for name in ("anchors_per_step", "anchors_per_sequence", "log_steps", "scan_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")

@@ -12,7 +12,7 @@ import numpy as np
 from dspine.errors import FileError
 from dspine.llama.model import Model
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
-from dspine.train.records import UNKNOWN_SOURCE, Record, complete_lines
+from dspine.train.records import UNKNOWN_SOURCE, Record, lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Prompt:
 def read_prompts(paths: Sequence[Path]) -> Iterator[Prompt]:
     """Every prompt of JSON-lines files (fields id, prompt, and if known source and licence)."""
     for path in paths:
-        for number, line in enumerate(complete_lines(path), start=1):
+        for number, line in enumerate(lines(path), start=1):
             try:
                 fields = json.loads(line)
                 text = fields["prompt"]

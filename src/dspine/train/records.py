@@ -73,7 +73,7 @@ def read_records(
     incomplete (a writer was stopped in it): it is left out.
     """
     for path in paths:
-        for number, line in enumerate(complete_lines(path), start=1):
+        for number, line in enumerate(lines(path, only_ended=True), start=1):
             try:
                 record = _parse(json.loads(line), sources or {})
             except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -93,7 +93,7 @@ def read_records(
 def read_sources(path: Path) -> dict[str, str]:
     """Prompt id -> source, from a prompt file."""
     found = {}
-    for number, line in enumerate(complete_lines(path), start=1):
+    for number, line in enumerate(lines(path), start=1):
         try:
             fields = json.loads(line)
             found[str(fields["id"])] = str(fields["source"])
@@ -104,12 +104,13 @@ def read_sources(path: Path) -> dict[str, str]:
     return found
 
 
-def complete_lines(path: Path) -> Iterator[bytes]:
-    """Non-empty lines of a plain or .gz file, without a last one that lacks its newline."""
+def lines(path: Path, *, only_ended: bool = False) -> Iterator[bytes]:
+    """Non-empty lines of a plain or .gz file; with `only_ended` without a last one that lacks its
+    newline, which a writer was stopped in."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for line in file:
-                if line.endswith(b"\n") and line.strip():
+                if line.strip() and (line.endswith(b"\n") or not only_ended):
                     yield line
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -77,3 +77,12 @@ def as_plain(config: DrafterConfig) -> dict[str, object]:
     plain = {field.name: getattr(config, field.name) for field in fields(config)}
     plain = {k: v for k, v in plain.items() if k not in VARIATIONS or k in config.variations}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+
+
+def geometry_differences(stored: Mapping[str, object], config: DrafterConfig) -> str:
+    """Where a run's configuration is not the wanted one: `num_layers 1, not 2`; empty if it is."""
+    wanted = as_plain(config)
+    names = [name for name in (*stored, *wanted) if stored.get(name) != wanted.get(name)]
+    return "; ".join(
+        f"{name} {stored.get(name)}, not {wanted.get(name)}" for name in dict.fromkeys(names)
+    )

@@ -33,7 +33,13 @@ from dspine.train.objective import DraftHead, Losses, StepWeights
 from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
 from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
-from dspine.train.setup import as_plain, choose_vocabulary, drafter_config, read_held_out
+from dspine.train.setup import (
+    as_plain,
+    choose_vocabulary,
+    drafter_config,
+    geometry_differences,
+    read_held_out,
+)
 from dspine.train.start_from import fill_module, read_start
 from dspine.train.stopping import stop_requests
 from dspine.train.target import Target
@@ -59,6 +65,7 @@ class _Run:
         self.options = options
         self.on_log = on_log
         self.folder = options.output
+        checkpoints.prepare(self.folder)
         self.held_out = read_held_out(options.held_out)
         target = Target.read(options.target)
         self.pair = target.pair
@@ -123,10 +130,10 @@ class _Run:
 
     def _resume(self, checkpoint: Path, target: Target) -> None:
         state = checkpoints.load_state(checkpoint)
-        if state["config"] != as_plain(self.config):
+        if differences := geometry_differences(state["config"], self.config):
             raise TrainingError(
-                f"{self.folder} holds a run of another drafter geometry: use its options or "
-                f"another output folder"
+                f"{self.folder} holds a run of another drafter geometry ({differences}): use its "
+                f"options or another output folder"
             )
         if state["fingerprint"] != self.pair.fingerprint:
             raise TrainingError(
