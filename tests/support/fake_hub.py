@@ -25,7 +25,8 @@ class FakeHub:
 
 @contextmanager
 def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
-    """Serve repositories until the block ends. The name `them/gated` asks for an agreement."""
+    """Serve repositories until the block ends. The name `them/gated` asks for an agreement, and
+    files of `them/broken` end in the middle."""
     hub = FakeHub("", repositories)
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,10 +59,16 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHu
             else:
                 tag = hashlib.sha256(data).hexdigest()
                 headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'}
-                self._send(200, data, headers, with_body)
+                self._send(200, data, headers, with_body, broken=repo == "them/broken")
 
         def _send(
-            self, status: int, body: bytes, headers: Mapping[str, str], with_body: bool
+            self,
+            status: int,
+            body: bytes,
+            headers: Mapping[str, str],
+            with_body: bool,
+            *,
+            broken: bool = False,
         ) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -69,7 +76,8 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHu
                 self.send_header(name, value)
             self.end_headers()
             if with_body:
-                self.wfile.write(body)
+                self.wfile.write(body[: len(body) // 2] if broken else body)
+                self.close_connection = broken
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -38,6 +38,7 @@ FILES = {
     },
     "me/empty": {"README.md": b"words"},
     "them/gated": {},
+    "them/broken": {"x-Q4_K_M.gguf": bytes(100_000)},
 }
 
 CHILD = """
@@ -152,7 +153,8 @@ def test_downloads_and_the_shared_cache(hub: FakeHub, tmp_path: Path) -> None:
     hub.asked.clear()
     offline = ask(hub.url, tmp_path, *names, "me/model-GGUF:Q8_0", "me/both", HF_HUB_OFFLINE="1")
     assert offline[:3] == got
-    assert "no GGUF of quant Q8_0, only" in offline[3][1]
+    told = "HF_HUB_OFFLINE is set, and in the cache me/model-GGUF has no GGUF of quant Q8_0, only "
+    assert offline[3][1].startswith(told)
     assert "me/both is not in the hub's cache and HF_HUB_OFFLINE is set" in offline[4][1]
     assert "name it with -m" in offline[4][1]
     assert hub.asked == []
@@ -170,11 +172,28 @@ def test_what_cannot_be_had_is_one_sentence(hub: FakeHub, tmp_path: Path) -> Non
     assert [kind for kind, _ in got] == ["FileError"] * 4
     for (_, told), words in zip(
         got,
-        ("no repository me/none", "other.gguf", "no GGUF model", "asks for an agreement"),
+        (
+            "no repository me/none",
+            "has no file other.gguf, only model-Q2_K.gguf, model-Q4_K_M.gguf, model-Q8_0.gguf:",
+            "no GGUF model",
+            "asks for an agreement",
+        ),
         strict=True,
     ):
         assert words in told
         assert "\n" not in told
+
+
+def test_a_download_that_breaks_off_or_cannot_be_kept(hub: FakeHub, tmp_path: Path) -> None:
+    [(kind, told)] = ask(hub.url, tmp_path, "them/broken")
+    assert kind == "FileError"
+    assert f"{hub.url} broke off while them/broken was on its way: run the same command" in told
+    assert not list((tmp_path / "hub" / "models--them--broken").rglob("*.gguf"))
+    (tmp_path / "file").write_text("")
+    [(kind, told)] = ask(hub.url, tmp_path / "file", "me/both")
+    assert kind == "FileError"
+    assert "part of its path is a file" in told
+    assert "HF_HUB_CACHE names another place" in told
 
 
 def test_without_network_the_cache_or_a_file_is_named(hub: FakeHub, tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ HF_HUB_OFFLINE is set; the package huggingface_hub is needed and imported on use
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dspine.errors import FileError, UsageError
+from dspine.files.atomic import reason
 from dspine.files.split import split_names
 
 PREFIX = "hf:"
@@ -82,29 +84,38 @@ def fetch(name: HubName, *, drafter: bool = False) -> Path:
             f"'dspine[hub]'`, in a clone `pip install -e '.[hub]'`, {_WITHOUT}"
         ) from error
     with _told(name):
-        files = _listed(name.repo)
-        if name.file:
-            chosen = next((f for f in files if f.lower() == name.file.lower()), name.file)
-        else:
-            chosen = choose_file(name, files, drafter=drafter)
+        files, place = _listed(name.repo)
+        chosen = choose_file(name, files, drafter=drafter, place=place)
         wanted = list(split_names(PurePosixPath(chosen).name))
         folder = PurePosixPath(chosen).parent
         table = str(PurePosixPath(chosen).with_suffix(".ngram.npz"))
         if drafter and table in files:
             wanted.append(PurePosixPath(table).name)
-        got = [
-            Path(huggingface_hub.hf_hub_download(name.repo, str(folder / part))) for part in wanted
-        ]
+        with warnings.catch_warnings():
+            # A full disk ends in a sentence of ours.
+            warnings.filterwarnings("ignore", message="Not enough free disk space")
+            got = [
+                Path(huggingface_hub.hf_hub_download(name.repo, str(folder / part)))
+                for part in wanted
+            ]
     return got[0]
 
 
-def choose_file(name: HubName, files: Sequence[str], *, drafter: bool = False) -> str:
-    """The file that llama.cpp would take; FileError lists what there is.
+def choose_file(
+    name: HubName, files: Sequence[str], *, drafter: bool = False, place: str = "the hub's"
+) -> str:
+    """The file that is named, or the one that llama.cpp would take; FileError lists what there is.
 
-    Files with "dspine" or "dflash" in their name are drafters: the first of these kinds that is
-    there is taken for one, and for a target they are left out unless there is nothing else.
+    `place` says whose list `files` is. Files with "dspine" or "dflash" in their name are drafters:
+    the first of these kinds that is there is taken for one, and for a target they are left out
+    unless there is nothing else.
     """
     models = [file for file in files if is_model(file, drafter=drafter)]
+    if name.file:
+        found = next((file for file in files if file.lower() == name.file.lower()), None)
+        if found is not None:
+            return found
+        raise _no_such_file(f"{place} {name.repo} has no file {name.file}", models)
     kinds = [_kind(file) for file in models]
     wanted = min(kinds, default=0) if drafter else len(_DRAFTERS)
     models = [f for f, kind in zip(models, kinds, strict=True) if kind == wanted] or models
@@ -115,11 +126,14 @@ def choose_file(name: HubName, files: Sequence[str], *, drafter: bool = False) -
             return found
     if models and not name.tag:
         return models[0]
+    what = f"of quant {name.tag}" if name.tag else "model"
+    raise _no_such_file(f"{place} {name.repo} has no GGUF {what}", models)
+
+
+def _no_such_file(complaint: str, models: Sequence[str]) -> FileError:
     shown = ", ".join(models[:8]) + (", ..." if len(models) > 8 else "")
-    raise FileError(
-        f"the hub's {name.repo} has no GGUF {'of quant ' + name.tag if name.tag else 'model'}"
-        + (f", only {shown}: name one of these" if models else f": name another, {_WITHOUT}")
-    )
+    cure = f", only {shown}: name one of these" if models else f": name another, {_WITHOUT}"
+    return FileError(complaint + cure)
 
 
 def is_model(file: str, *, drafter: bool = False) -> bool:
@@ -137,8 +151,9 @@ def _kind(file: str) -> int:
     return next((i for i, word in enumerate(_DRAFTERS) if word in base), len(_DRAFTERS))
 
 
-def _listed(repo: str) -> list[str]:
-    """Files of a repository: the hub's list, or what the cache has when it cannot be asked."""
+def _listed(repo: str) -> tuple[list[str], str]:
+    """Files of a repository, and whose list that is: the hub's, or when it cannot be asked what
+    the cache has."""
     import httpx2
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -146,12 +161,12 @@ def _listed(repo: str) -> list[str]:
     try:
         # Not list_repo_files, which tries again for half a minute where there is no network.
         found = huggingface_hub.HfApi().model_info(repo, timeout=_PATIENCE_SECONDS).siblings
-        return sorted(file.rfilename for file in found or ())
+        return sorted(file.rfilename for file in found or ()), "the hub's"
     except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
         cached = None if isinstance(error, HfHubHTTPError) else _cached(repo)
         if not cached:
             raise
-        return cached
+        return cached, f"{_why_unreachable()}, and in the cache"
 
 
 def _cached(repo: str) -> list[str]:
@@ -201,16 +216,27 @@ def _told(name: HubName) -> Iterator[None]:
         raise FileError(
             f"the hub answered {status} when asked for {what}: try again later, {_WITHOUT}"
         ) from error
+    except (httpx2.ReadError, httpx2.ReadTimeout, httpx2.RemoteProtocolError) as error:
+        raise FileError(
+            f"the connection to {constants.ENDPOINT} broke off while {what} was on its way: run "
+            f"the same command again, {_WITHOUT}"
+        ) from error
     except (httpx2.HTTPError, errors.OfflineModeIsEnabled) as error:
         raise FileError(_unreachable(what)) from error
+    except OSError as error:
+        raise FileError(
+            f"{what} cannot be kept in {constants.HF_HUB_CACHE}: {reason(error)}; the variable "
+            f"HF_HUB_CACHE names another place"
+        ) from error
 
 
 def _unreachable(what: str) -> str:
+    return f"{what} is not in the hub's cache and {_why_unreachable()}: connect once, {_WITHOUT}"
+
+
+def _why_unreachable() -> str:
     from huggingface_hub import constants
 
-    why = (
-        "HF_HUB_OFFLINE is set"
-        if constants.HF_HUB_OFFLINE
-        else f"{constants.ENDPOINT} is not reachable"
-    )
-    return f"{what} is not in the hub's cache and {why}: connect once, {_WITHOUT}"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    return f"{constants.ENDPOINT} is not reachable"
