@@ -31,8 +31,8 @@ from dspine.files.typed_keys import (
     float32,
     provenance_json,
     read_provenance,
-    read_sketch_keys,
-    sketch_values,
+    read_target_keys,
+    target_values,
     uint32,
     writable,
 )
@@ -153,15 +153,7 @@ def _our_values(
         "training": provenance_json(record),
     }
     if pair is not None:
-        values |= {
-            "target.name": pair.name,
-            "target.architecture": pair.architecture,
-            "target.block_count": uint32("the target's num_layers", pair.num_layers),
-            "target.vocab_hash": pair.vocab_hash,
-            "target.fingerprint": pair.fingerprint,
-            "target.thinking": pair.thinking,
-            **sketch_values(pair),
-        }
+        values |= target_values(pair)
     return values
 
 
@@ -323,17 +315,7 @@ def _own_keys(
         causal = own.booleans("attention.causal")
     pair = None
     if any(key.startswith(OURS + "target.") for key in header.metadata):
-        pair = Pair(
-            name=printable(own.text("target.name")),
-            architecture=printable(own.text("target.architecture")),
-            hidden_size=counts["hidden_size"],
-            num_layers=own.count("target.block_count"),
-            vocab_size=vocab_size,
-            vocab_hash=own.text("target.vocab_hash"),
-            fingerprint=own.text("target.fingerprint"),
-            thinking=own.boolean("target.thinking"),
-            sketch=read_sketch_keys(own),
-        )
+        pair = read_target_keys(own, hidden_size=counts["hidden_size"], vocab_size=vocab_size)
     curve = own.numbers("acceptance_curve") if "acceptance_curve" in own else ()
     provenance = read_provenance(own) if "training" in own else {}
     own.refuse_unknown()

@@ -12,7 +12,6 @@ from dspine.errors import FileError
 from dspine.files import dflash_keys
 from dspine.files.gguf_file import GgufHeader
 from dspine.files.gguf_writer import WritableValue
-from dspine.files.mapped import printable
 from dspine.files.schema import (
     ARCHITECTURE,
     DFLASH_ARCHITECTURE,
@@ -27,8 +26,8 @@ from dspine.files.typed_keys import (
     float32,
     provenance_json,
     read_provenance,
-    read_sketch_keys,
-    sketch_values,
+    read_target_keys,
+    target_values,
     uint32,
 )
 
@@ -79,14 +78,8 @@ def to_metadata(
         "target_layers": np.array([uint32("taps", t + 1) for t in config.taps]),
         "attention.causal": np.array(config.causal, dtype=np.bool_),
         "attention.sliding_window": np.array([uint32("windows", w or 0) for w in config.windows]),
-        "target.name": pair.name,
-        "target.architecture": pair.architecture,
-        "target.block_count": uint32("the target's num_layers", pair.num_layers),
         "target.vocab_size": uint32("the target's vocab_size", pair.vocab_size),
-        "target.vocab_hash": pair.vocab_hash,
-        "target.fingerprint": pair.fingerprint,
-        "target.thinking": pair.thinking,
-        **sketch_values(pair),
+        **target_values(pair),
         "acceptance_curve": np.array(checked_curve(config, record), dtype=np.float32),
         "training": provenance_json(record),
     }
@@ -113,16 +106,10 @@ def from_metadata(
         raise keys.wrong("target_layers", "numbers from 1 (layer id + 1)", list(taps))
     causal = keys.booleans("attention.causal")
     windows = keys.counts("attention.sliding_window")
-    pair = Pair(
-        name=printable(keys.text("target.name")),
-        architecture=printable(keys.text("target.architecture")),
+    pair = read_target_keys(
+        keys,
         hidden_size=counts["target_hidden_size"],
-        num_layers=keys.count("target.block_count"),
         vocab_size=keys.count("target.vocab_size"),
-        vocab_hash=keys.text("target.vocab_hash"),
-        fingerprint=keys.text("target.fingerprint"),
-        thinking=keys.boolean("target.thinking"),
-        sketch=read_sketch_keys(keys),
     )
     eps = keys.number("attention.layer_norm_rms_epsilon")
     theta = keys.number("rope.freq_base")

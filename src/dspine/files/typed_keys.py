@@ -55,7 +55,36 @@ def read_provenance(keys: Keys) -> Mapping[str, object]:
     return value
 
 
-def sketch_values(pair: Pair) -> dict[str, WritableValue]:
+def target_values(pair: Pair) -> dict[str, WritableValue]:
+    """The keys that say which target a drafter is for, below a prefix, without its sizes, which
+    each kind of file has in places of its own."""
+    return {
+        "target.name": pair.name,
+        "target.architecture": pair.architecture,
+        "target.block_count": uint32("the target's num_layers", pair.num_layers),
+        "target.vocab_hash": pair.vocab_hash,
+        "target.fingerprint": pair.fingerprint,
+        "target.thinking": pair.thinking,
+        **_sketch_values(pair),
+    }
+
+
+def read_target_keys(keys: Keys, *, hidden_size: int, vocab_size: int) -> Pair:
+    """The pair of these keys; the sizes come from where the kind of file has them."""
+    return Pair(
+        name=printable(keys.text("target.name")),
+        architecture=printable(keys.text("target.architecture")),
+        hidden_size=hidden_size,
+        num_layers=keys.count("target.block_count"),
+        vocab_size=vocab_size,
+        vocab_hash=keys.text("target.vocab_hash"),
+        fingerprint=keys.text("target.fingerprint"),
+        thinking=keys.boolean("target.thinking"),
+        sketch=_read_sketch_keys(keys),
+    )
+
+
+def _sketch_values(pair: Pair) -> dict[str, WritableValue]:
     """The keys of the target's sketch, below a prefix; none without one."""
     sketch = pair.sketch
     if sketch is None:
@@ -68,7 +97,7 @@ def sketch_values(pair: Pair) -> dict[str, WritableValue]:
     }
 
 
-def read_sketch_keys(keys: Keys) -> Sketch | None:
+def _read_sketch_keys(keys: Keys) -> Sketch | None:
     """The sketch of a drafter file; None in files from before there were any."""
     if "target.sketch.names" not in keys:
         return None
