@@ -102,8 +102,6 @@ class BlockGraph(ABC):
         self._results = [g.bind(output) for output in outputs]
         found = self._unpack([result.array for result in self._results])
         self._chains = [Chain(*scores) for scores in found]
-        self._led: dict[tuple[int, int], Chain] = {}
-        """Chains after a lead, by sequence and the lead's length."""
 
     @abstractmethod
     def _score(self, g: Graph, hidden: Tensor) -> list[Tensor]:
@@ -112,10 +110,6 @@ class BlockGraph(ABC):
     @abstractmethod
     def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
         """Views of the outputs by sequence, in the order of `_score`."""
-
-    def _row_after(self, sequence: int) -> npt.NDArray[np.float32]:
-        """(K,) scores of the candidates of the slot after the lead of one of the sequences."""
-        raise NotImplementedError(f"{type(self).__name__} cannot follow a lead")
 
     # -- running -------------------------------------------------------------------------------
 
@@ -137,16 +131,9 @@ class BlockGraph(ABC):
         pairs = zip(draws, leads, strict=True)
         return [self._walk(index, draw, lead) for index, (draw, lead) in enumerate(pairs)]
 
-    def _walk(self, index: int, draw: Draw | None, lead: tuple[int, ...]) -> Draft:
-        chain = self._chains[index]
-        draft = chain.walk(draw)
-        if not lead:
-            return draft
-        count = len(lead)
-        led = self._led.get((index, count))
-        if led is None:
-            led = self._led[index, count] = chain.after(count, self._row_after(index))
-        return draft._replace(led=led.walk(draw and draw.after(count)))
+    def _walk(self, index: int, draw: Draw | None, _lead: tuple[int, ...]) -> Draft:
+        """One sequence's chain; what follows a lead is added by the kinds that can follow one."""
+        return self._chains[index].walk(draw)
 
     def trace(self, anchor: int) -> DraftTrace:
         """A draft of one sequence with everything in between."""

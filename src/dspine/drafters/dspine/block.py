@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine.drafters.backbone.block import BlockGraph, DraftTrace, Scores
+from dspine.drafters.backbone.chain import Chain
 from dspine.drafters.backbone.context import ContextCache
 from dspine.drafters.backbone.weights import BackboneWeights
+from dspine.drafters.base import Draft, Draw
 from dspine.drafters.dspine.weights import InjectionWeights
 from dspine.files.schema import DSpineConfig
 from dspine.ggml import Backend, Graph, Tensor
@@ -63,6 +65,8 @@ class DSpineBlockGraph(BlockGraph):
     ) -> None:
         self._config: DSpineConfig = config
         self._injection = injection
+        self._led: dict[tuple[int, int], Chain] = {}
+        """Chains after a lead, by sequence and the lead's length."""
         super().__init__(backend, config, weights, caches, width, context_rows, follows)
 
     def trace(self, anchor: int) -> DSpineTrace:
@@ -170,9 +174,17 @@ class DSpineBlockGraph(BlockGraph):
         own = g.reshape(g.get_rows(slots, places), size, k, count)
         return own @ g.reshape(state, size, 1, count)
 
-    def _row_after(self, sequence: int) -> npt.NDArray[np.float32]:
-        row: npt.NDArray[np.float32] = self._results[3].array.reshape(self._count, -1)[sequence]
-        return row
+    def _walk(self, index: int, draw: Draw | None, lead: tuple[int, ...]) -> Draft:
+        draft = super()._walk(index, draw, lead)
+        if not lead:
+            return draft
+        count = len(lead)
+        led = self._led.get((index, count))
+        if led is None:
+            # (K,) scores of the candidates of the slot after the lead.
+            row = self._results[3].array.reshape(self._count, -1)[index]
+            led = self._led[index, count] = self._chains[index].after(count, row)
+        return draft._replace(led=led.walk(draw and draw.after(count)))
 
     def _unpack(self, results: list[npt.NDArray[Any]]) -> list[Scores]:
         count, n, k = self._count, self.width - 1, self._config.top_k
