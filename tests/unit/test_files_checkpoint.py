@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from dspine.errors import FileError
-from dspine.files.checkpoint import read_checkpoint, write_checkpoint
+from dspine.files.checkpoint import INDEX_FILE, read_checkpoint, write_checkpoint
 from dspine.files.checkpoint_config import from_json, to_json
 from dspine.files.convert import convert_checkpoint
 from dspine.files.drafter_file import read_drafter
@@ -226,6 +227,16 @@ def test_an_existing_checkpoint_is_kept_unless_asked(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path).record == RECORD
     write_checkpoint(tmp_path, SMALL, PAIR, TrainingRecord(), weights(seed=4), overwrite=True)
     assert read_checkpoint(tmp_path).record == TrainingRecord()
+
+
+def test_other_weights_in_the_folder_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+    for name in ("transfer.safetensors", "model-00001-of-00002.safetensors", INDEX_FILE):
+        (tmp_path / name).write_text("")
+        for overwrite in (False, True):
+            with pytest.raises(FileError, match=re.escape(f"other weights ({name})")):
+                write_checkpoint(tmp_path, SMALL, PAIR, RECORD, weights(), overwrite=overwrite)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
 
 
 def _rewrite(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,14 @@ def test_the_commands(drafter: Path, tmp_path: Path) -> None:
     assert made.command.endswith("--mamba-scheduler-strategy extra_buffer")
 
 
+def test_a_folder_with_a_space_is_one_word_of_the_command(drafter: Path, tmp_path: Path) -> None:
+    out = tmp_path / "it's mine"
+    words = shlex.split(export_drafter(drafter, out, "sglang").command)
+    assert words[words.index("--speculative-draft-model-path") + 1] == str(out)
+    words = shlex.split(export_drafter(drafter, out, "vllm", overwrite=True).command)
+    assert json.loads(words[words.index("--speculative-config") + 1])["model"] == str(out)
+
+
 def test_relatives(tmp_path: Path) -> None:
     for config, kind in ((SMALL_DFLASH, "DFlash"), (SMALL_DFLASH2, "DFlash2")):
         path, out = tmp_path / f"{kind}.gguf", tmp_path / kind
@@ -159,9 +168,14 @@ def test_what_the_engines_cannot_do_is_told(tmp_path: Path) -> None:
     path = tmp_path / "d.gguf"
     config = replace(with_reduced_head(size=8), hidden_size=32, head_dim=8)
     write_drafter(path, config, PAIR, RECORD, weights(config), "f32", range(8))
-    reduced, hidden = export_drafter(path, tmp_path / "out", "vllm").warnings
+    reduced, hidden, windows = export_drafter(path, tmp_path / "out", "vllm").warnings
     assert "among 8 tokens" in reduced and "all 160" in reduced
     assert "hidden size 32 is not the target's 64" in hidden
+    assert "V2 model runner" in windows
+    for alike in ((None, None), (16, 16)):
+        plain = replace(SMALL_DFLASH, windows=alike)
+        write_drafter(path, plain, PAIR, RECORD, weights(plain), "f32", overwrite=True)
+        assert export_drafter(path, tmp_path / "out", "vllm", overwrite=True).warnings == ()
     mixed = replace(SMALL, windows=(8, 16))
     write_drafter(tmp_path / "m.gguf", mixed, PAIR, RECORD, weights(), "f32")
     with pytest.raises(FileError, match="different windows"):

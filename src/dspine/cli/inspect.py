@@ -94,6 +94,8 @@ def cell(name: str, value: object) -> str:
 def shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "none"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):

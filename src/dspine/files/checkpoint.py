@@ -126,8 +126,15 @@ def write_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         for name in (WEIGHTS_FILE, SIDE_FILE, CONFIG_FILE):
             refuse_existing(folder / name, overwrite)
+        # Engines load every weights file of a folder.
+        others = {path.name for path in folder.glob("*.safetensors*")} - {WEIGHTS_FILE}
     except OSError as error:
         raise FileError(f"cannot write {folder}: {reason(error)}") from error
+    if others:
+        raise FileError(
+            f"{folder} holds other weights ({', '.join(sorted(others)[:3])}), which would be "
+            f"loaded beside the new ones: choose another folder"
+        )
     if isinstance(config, DSpineConfig):
         stored[READY] = SafeTensor("BOOL", np.array(True))
     with _hidden(folder / CONFIG_FILE):

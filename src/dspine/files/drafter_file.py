@@ -205,7 +205,8 @@ def check_names(label: str, expected: Sequence[str], found: Sequence[str]) -> No
     if problems:
         raise FileError(
             f"{label}: {' and '.join(problems)} of {len(expected)} tensors expected from its "
-            "configuration: the file does not fit its own description, convert it again"
+            "configuration: the tensors do not fit their own description, copy, download or "
+            "convert them again"
         )
 
 

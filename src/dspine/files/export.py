@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,20 +120,27 @@ def _warnings(config: DrafterConfig, engine: str) -> list[str]:
             f"the drafter's hidden size {config.hidden_size} is not the target's "
             f"{config.target_hidden_size}: {engine} takes them for equal and cannot load it"
         )
+    if engine == "vllm" and None in config.windows and any(config.windows):
+        found.append(
+            "some of the drafter's layers have a window and some have none, which vllm 0.33.0 runs "
+            "in its V2 model runner alone: see its documentation for how to choose that"
+        )
     return found
 
 
 def _command(engine: str, method: str, folder: Path, block_size: int, architecture: str) -> str:
     """The command line that starts the engine; TARGET stands for the target."""
     if engine == "vllm":
-        return (
-            f"vllm serve TARGET --speculative-config "
-            f'\'{{"method": "{method}", "model": "{folder}", '
-            f'"num_speculative_tokens": {block_size - 1}}}\''
-        )
+        config = {
+            "method": method,
+            "model": str(folder),
+            "num_speculative_tokens": block_size - 1,
+        }
+        return f"vllm serve TARGET --speculative-config {shlex.quote(json.dumps(config))}"
+    quoted = shlex.quote(str(folder))
     command = (
         f"python -m sglang.launch_server --model-path TARGET "
-        f"--speculative-algorithm {method} --speculative-draft-model-path {folder} "
+        f"--speculative-algorithm {method} --speculative-draft-model-path {quoted} "
         f"--speculative-num-draft-tokens {block_size}"
     )
     if architecture in _HYBRID:
