@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dspine.cli.inspect import outline
 from dspine.errors import FileError
 from dspine.files.checkpoint import write_checkpoint
 from dspine.files.drafter_file import write_drafter
@@ -196,3 +197,7 @@ def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
         inspect_path(tmp_path / "x.txt")
     with pytest.raises(FileError, match="does not exist"):
         inspect_path(tmp_path / "none")
+
+
+def test_a_layer_without_a_window_is_shown_in_words() -> None:
+    assert list(outline({"windows": [None, 24]})) == ["windows  none, 24"]
