@@ -305,12 +305,28 @@ def test_a_least_number_of_tokens_below_the_limit_is_the_engines_business() -> N
 
 def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_it() -> None:
     body = ChatBody.model_validate(
-        {**ASK, "temperature": 0.5, "seed": 7, "top_k": 3, "logit_bias": {"5": -1}}
+        {
+            **ASK,
+            "temperature": 0.5,
+            "seed": 7,
+            "top_k": 3,
+            "top_n_sigma": 1.5,
+            "logit_bias": {"5": -1, "6": False},
+            # What clients of other servers send, switched off:
+            "mirostat": 0,
+            "dynatemp_range": 0.0,
+            "min_keep": 0,
+            "repetition_penalty": 1.0,
+        }
     )
     defaults = Defaults(SamplingOptions(min_p=0.2, logit_bias=((9, 1.0),)), None)
     found = chat_wish(body, defaults).options["sampling"]
     assert (found.temperature, found.seed, found.top_k, found.min_p) == (0.5, 7, 3, 0.2)
-    assert found.logit_bias == ((9, 1.0), (5, -1.0))
+    assert found.top_n_sigma == 1.5
+    assert found.logit_bias == ((9, 1.0), (5, -1.0), (6, -math.inf))
+    body = ChatBody.model_validate({**ASK, "top_k": -1, "logit_bias": [[5, False], [6, 0.5]]})
+    found = chat_wish(body, defaults).options["sampling"]
+    assert (found.top_k, found.logit_bias[1:]) == (0, ((5, -math.inf), (6, 0.5)))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +370,16 @@ def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_
             None,
         ),
         ({**ASK, "samplers": ["magic"]}, "magic", None),
+        ({**ASK, "mirostat": 2}, "mirostat is 2", "mirostat"),
+        ({**ASK, "dynatemp_range": 0.5}, "leave it out", "dynatemp_range"),
+        ({**ASK, "min_keep": 2}, "leave it out", "min_keep"),
+        ({**ASK, "repetition_penalty": 1.1}, "send repeat_penalty", "repetition_penalty"),
+        ({**ASK, "best_of": 2}, "best_of is 2", "best_of"),
+        (
+            {**ASK, "logit_bias": [[5, True]]},
+            "false for a token",
+            "logit_bias",
+        ),
     ],
 )
 @pytest.mark.parametrize("is_stream", [False, True])

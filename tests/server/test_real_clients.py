@@ -170,14 +170,28 @@ def test_tools(client: OpenAI) -> None:
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
 
 
-def test_log_probabilities(client: OpenAI) -> None:
-    reply = client.chat.completions.create(
-        model="x", messages=ask(), max_tokens=5, logprobs=True, top_logprobs=3
-    )
-    logprobs = reply.choices[0].logprobs
-    assert logprobs is not None and logprobs.content is not None
-    for entry in logprobs.content:
-        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
+def test_log_probabilities_are_the_plain_ones(client: OpenAI) -> None:
+    found = []
+    for drafts in (0, 3):
+        reply = client.chat.completions.create(
+            model="x",
+            messages=ask(),
+            max_tokens=32,
+            logprobs=True,
+            top_logprobs=3,
+            extra_body={"speculative": {"n_max": drafts}},
+        )
+        assert bool((reply.model_extra or {})["timings"].get("draft_n_accepted")) == bool(drafts)
+        logprobs = reply.choices[0].logprobs
+        assert logprobs is not None and logprobs.content is not None
+        found.append(logprobs.content)
+    assert len(found[0]) == len(found[1]) == 32
+    for plain, drafted in zip(*found, strict=True):
+        assert plain.token == drafted.token
+        assert plain.top_logprobs[0].logprob == pytest.approx(plain.logprob)
+        assert drafted.logprob == pytest.approx(plain.logprob, abs=0.02)
+        for one, other in zip(plain.top_logprobs, drafted.top_logprobs, strict=True):
+            assert (one.token, one.logprob) == (other.token, pytest.approx(other.logprob, abs=0.02))
 
 
 def test_seeds_and_temperature(client: OpenAI) -> None:

@@ -1,7 +1,11 @@
-"""Bodies of requests. Unknown fields are let through: clients of other servers send their own."""
+"""Bodies of requests. Unknown fields are let through: clients of other servers send their own.
+
+Those of them that would change what is drawn are refused (`dspine.server.requests`).
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,6 +32,49 @@ Switch = Annotated[
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "null"}]}),
 ]
 """Where OpenAI's API takes null, for false."""
+
+
+def _with_never(given: object) -> object:
+    """false, llama-server's bias of a token that must not come, as the number it means."""
+    if isinstance(given, dict):
+        return {key: _never(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [
+            [*pair[:-1], _never(pair[-1])] if isinstance(pair, list) and pair else pair
+            for pair in given
+        ]
+    return given
+
+
+def _never(value: object) -> object:
+    if value is True:
+        raise ValueError("should hold numbers, or false for a token that must not come")
+    return -math.inf if value is False else value
+
+
+_BIAS: dict[str, Any] = {"anyOf": [{"type": "number"}, {"const": False}]}
+Biases = Annotated[
+    dict[str, float] | list[tuple[int, float]] | None,
+    BeforeValidator(_with_never),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "object", "additionalProperties": _BIAS},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "array",
+                        "prefixItems": [{"type": "integer"}, _BIAS],
+                        "minItems": 2,
+                        "maxItems": 2,
+                    },
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+"""By token id, what is added to its logit."""
 
 
 class StreamOptions(Body):
@@ -113,6 +160,7 @@ class Generation(Body):
     top_k: int | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_n_sigma: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
@@ -125,7 +173,7 @@ class Generation(Body):
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     samplers: list[str] | None = None
-    logit_bias: dict[str, float] | list[tuple[int, float]] | None = None
+    logit_bias: Biases = None
     ignore_eos: bool = False
     cache_prompt: bool = True
     grammar: str | None = None

@@ -27,7 +27,19 @@ _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty"),
     *("frequency_penalty", "repeat_penalty", "repeat_last_n", "dry_multiplier", "dry_base"),
     *("dry_allowed_length", "dry_penalty_last_n", "xtc_probability", "xtc_threshold"),
+    "top_n_sigma",
 )
+_FOREIGN_FIELDS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "mirostat": ((0,), "leave it out"),
+    "dynatemp_range": ((0,), "leave it out"),
+    "min_keep": ((0, 1), "leave it out"),
+    "repetition_penalty": ((1,), "send repeat_penalty, with repeat_last_n -1 for the whole text"),
+    "use_beam_search": ((False,), "leave it out"),
+    "best_of": ((1,), "leave it out"),
+}
+"""Fields of llama-server, vLLM and OpenAI that change what is drawn and are not done here: the
+values that change nothing, and what to do about others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +191,7 @@ def _options(
 ) -> dict[str, Any]:
     if body.n is not None and body.n != 1:
         raise RequestError(400, f"n is {body.n}: this server makes one answer a request", "n")
+    _refuse_foreign(body)
     limit = limit or body.max_tokens or body.n_predict
     if limit is None or limit == -1:
         limit = defaults.max_tokens
@@ -224,12 +237,23 @@ def _sampling(body: Generation, defaults: Defaults, limit: int | None) -> Sampli
         changes["samplers"] = tuple(body.samplers)
     if body.dry_sequence_breakers is not None:
         changes["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    if changes.get("top_k", 0) < 0:
+        changes["top_k"] = 0  # "all", for vLLM and llama-server
     bias = list(_bias(body.logit_bias))
     if _ignores_end(body, limit):
         bias += [(token, -math.inf) for token in defaults.end_tokens()]
     if bias:
         changes["logit_bias"] = (*defaults.sampling.logit_bias, *bias)
     return replace(defaults.sampling, **changes)
+
+
+def _refuse_foreign(body: Generation) -> None:
+    for name, (without_effect, remedy) in _FOREIGN_FIELDS.items():
+        value = (body.model_extra or {}).get(name)
+        if value is not None and value not in without_effect:
+            raise RequestError(
+                400, f"{name} is {value!r}, which this server does not do: {remedy}", name
+            )
 
 
 def _ignores_end(body: Generation, limit: int | None) -> bool:
