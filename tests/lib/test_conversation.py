@@ -78,6 +78,20 @@ def test_a_turn_decodes_its_new_tokens_and_at_most_64_more(engine: Engine) -> No
     assert (facts.checkpoints > 0) == (facts.checkpoint_bytes > 0)
 
 
+def test_as_much_is_read_from_memory_with_drafts_as_without(
+    engine: Engine, files: tuple[Path, Path]
+) -> None:
+    with load(files, n_ctx=1024, proposer="none") as undrafted:
+        text, answer = list(range(7, 157)), list[int]()
+        for turn in range(4):
+            text = [*text, *answer, *range(20 + turn, 50 + turn)]
+            plain, answer = read(undrafted.generate(text, max_tokens=30))
+            drafted, same = read(engine.generate(text, max_tokens=30))
+            assert same == answer
+            assert drafted.reused == plain.reused
+            assert (drafted.reused > 150) == (turn > 0)
+
+
 def test_the_drafter_proposes_the_same_on_a_kept_context(engine: Engine) -> None:
     """Drafts of noise say nothing, unless they are the same ones: then all that is seen is."""
     drafter = engine._parts.drafter

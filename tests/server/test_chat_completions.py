@@ -156,6 +156,14 @@ def test_limits_and_stop_texts() -> None:
     assert single["message"]["content"] == "one"
 
 
+def test_a_full_context_ends_an_answer_as_a_limit_does() -> None:
+    with served("x" * 4000) as client:
+        reply = chat(client, max_tokens=4000)
+    n_ctx = reply["usage"]["total_tokens"]
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert 5 < reply["usage"]["completion_tokens"] < 4000 and n_ctx < 4000
+
+
 def test_the_second_turn_is_read_from_memory() -> None:
     with served("Hi.") as client:
         chat(client)

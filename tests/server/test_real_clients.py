@@ -157,17 +157,23 @@ def test_tools(client: OpenAI) -> None:
             },
         },
     }
-    reply = client.chat.completions.create(
-        model="x",
-        messages=ask("How is the weather in Paris?"),
-        tools=[tool],
-        tool_choice="required",
-        max_tokens=80,
-    )
-    assert reply.choices[0].finish_reason == "tool_calls"
-    call = (reply.choices[0].message.tool_calls or [])[0]
-    assert call.type == "function" and call.function.name == "weather"
-    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+    found = []
+    # Plain, with drafts, and with drafts on a memory that holds an answer made with them.
+    for drafts, cache in ((0, False), (3, False), (3, True)):
+        reply = client.chat.completions.create(
+            model="x",
+            messages=ask("How is the weather in Paris?"),
+            tools=[tool],
+            tool_choice="required",
+            max_tokens=80,
+            extra_body={"speculative": {"n_max": drafts}, "cache_prompt": cache},
+        )
+        assert reply.choices[0].finish_reason == "tool_calls"
+        call = (reply.choices[0].message.tool_calls or [])[0]
+        assert call.type == "function" and call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+        found.append(call.function.arguments)
+    assert len(set(found)) == 1
 
 
 def test_log_probabilities_are_the_plain_ones(client: OpenAI) -> None:

@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from dspine.engine.sampling import SamplingChooser, SamplingOptions
 from dspine.errors import UsageError
 from tests.support.fake_drafter import FakeDrafter
+from tests.support.fake_engine import VOCAB as VOCAB_OF_BYTES
+from tests.support.fake_engine import make_engine
+from tests.support.fake_target import FakeTarget, mixing
 from tests.support.toy_answers import PURE, Forbid, answer
 from tests.support.toy_target import (
     OracleSampler,
@@ -232,3 +235,10 @@ def test_only_what_changes_the_best_token_needs_a_chain() -> None:
     assert not SamplingOptions(logit_bias=((1, 2.0),)).is_greedy
     assert SamplingOptions(repeat_penalty=1.1, repeat_last_n=0).is_greedy
     assert SamplingOptions(seed=None).rejects and not SamplingOptions(seed=1).rejects
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_without_samplers_a_temperature_is_refused_and_not_dropped(plain: bool) -> None:
+    engine = make_engine(FakeTarget(mixing(VOCAB_OF_BYTES), VOCAB_OF_BYTES))
+    with engine, pytest.raises(UsageError, match="cannot sample"):
+        engine.complete([1, 2, 3], sampling=SamplingOptions(temperature=0.8), plain=plain)
