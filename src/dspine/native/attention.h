@@ -76,7 +76,7 @@ class Item {
             }
         }
         for (int64_t key = first / kChunk * kChunk; key < end; key += kChunk) {
-            chunk(key, int(std::min<int64_t>(kChunk, end - key)));
+            chunk(key, int(std::min<int64_t>(kChunk, end - key)), key + kChunk < end);
         }
         for (int i = 0; i < queries_; i++) {
             store(i);
@@ -90,22 +90,28 @@ class Item {
     // Whether the mask is not the one of the query before.
     bool has_own_mask(int i) const { return i % heads_ == 0 || (s_.mask != nullptr && s_.mask->ne[2] > 1); }
 
-    // `count` rows of a cache from `first` on.
-    Rows rows_of(const Tensor * cache, int64_t head, int64_t sequence, int64_t first, int count, float * wide) const {
-        const char * from = at(cache, first, head, sequence);
+    // `count` rows of a cache from `first` on; while they are read, those of the next chunk are fetched if it is used
+    // (`more`). Rows of one head lie apart, so the processor does not fetch them by itself.
+    Rows rows_of(const Tensor * cache, int64_t head, int64_t sequence, int64_t first, int count, bool more,
+                 float * wide) const {
+        const char * from  = at(cache, first, head, sequence);
+        const size_t ahead = more ? kChunk * cache->nb[1] : 0;
         if (read_in_place(cache)) {
-            return {from, cache->nb[1], count, cache->type == F16};
+            return {from, cache->nb[1], count, cache->type == F16, ahead};
         }
         const int64_t width = cache->ne[0];
         for (int j = 0; j < count; j++) {
+            if (more && cache->type == BF16) {  // Q8_0 gains nothing by it
+                fetch(from + size_t(j) * cache->nb[1] + ahead, size_t(width) * 2);
+            }
             widen(cache->type, from + size_t(j) * cache->nb[1], width, wide + j * width);
         }
-        return {reinterpret_cast<const char *>(wide), size_t(width) * sizeof(float), count, false};
+        return {reinterpret_cast<const char *>(wide), size_t(width) * sizeof(float), count, false, 0};
     }
 
-    void chunk(int64_t key, int count) {
+    void chunk(int64_t key, int count, bool more) {
         const Tensor * k = s_.k, * v = s_.v;
-        const Rows     keys  = rows_of(k, head_ / (s_.heads / k->ne[2]), sequence_ / (s_.q->ne[3] / k->ne[3]), key, count, w_.keys);
+        const Rows     keys  = rows_of(k, head_ / (s_.heads / k->ne[2]), sequence_ / (s_.q->ne[3] / k->ne[3]), key, count, more, w_.keys);
         dot_all<V>(w_.q, queries_, s_.width, keys, w_.scores);
         float scale;
         std::memcpy(&scale, op_->op_params, sizeof scale);
@@ -131,7 +137,7 @@ class Item {
             shares.out[active++]  = w_.out + i * s_.value_width;
         }
         // Widened only now: keys and values together do not fit into the first cache.
-        const Rows values = rows_of(v, head_ / (s_.heads / v->ne[2]), sequence_ / (s_.q->ne[3] / v->ne[3]), key, count, w_.values);
+        const Rows values = rows_of(v, head_ / (s_.heads / v->ne[2]), sequence_ / (s_.q->ne[3] / v->ne[3]), key, count, more, w_.values);
         add_all<V>(shares, active, values, s_.value_width);
     }
 

@@ -9,6 +9,12 @@ namespace dspine {
 
 namespace {
 
+inline void fetch(const char * from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) {
+        _mm_prefetch(from + i, _MM_HINT_T0);
+    }
+}
+
 // score[r * kChunk + key] = q[r] . key for Q queries and N vectors of keys from `key` on.
 template <class V, int Q, int N, bool half>
 inline void dot_some(const float * q, int64_t width, const Rows & keys, int key, float * score) {
@@ -19,6 +25,11 @@ inline void dot_some(const float * q, int64_t width, const Rows & keys, int key,
 #pragma GCC unroll 16
     for (int j = 0; j < K; j++) {
         row[j] = keys.at(key + j);
+    }
+    if (keys.ahead != 0) {
+        for (int j = 0; j < K; j++) {
+            fetch(row[j] + keys.ahead, size_t(width) * (half ? 2 : 4));
+        }
     }
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
@@ -90,6 +101,10 @@ inline void add_elements(const Shares & shares, int query, const Rows & values, 
     const char *  row    = values.first;
     const float * weight = shares.weight + query * kChunk;
     for (int key = 0; key < values.count; key++, row += values.step) {
+        if (values.ahead != 0) {
+            constexpr size_t kElement = half ? 2 : 4;
+            fetch(row + values.ahead + size_t(i) * kElement, V::kLanes * N * kElement);
+        }
         Float w[Q];
 #pragma GCC unroll 6
         for (int r = 0; r < Q; r++) {
@@ -167,15 +182,19 @@ void in_groups(int all, int most, Visit visit) {
 
 template <class V>
 void dot_all(const float * q, int queries, int64_t width, const Rows & keys, float * score) {
+    Rows rows = keys;
     in_groups(queries, V::kGroup, [&](int first, int count) {
-        dot_group<V, V::kGroup>(count, q + first * width, width, keys, score + first * kChunk);
+        dot_group<V, V::kGroup>(count, q + first * width, width, rows, score + first * kChunk);
+        rows.ahead = 0;
     });
 }
 
 template <class V>
 void add_all(const Shares & shares, int queries, const Rows & values, int64_t width) {
+    Rows rows = values;
     in_groups(queries, V::kGroup, [&](int first, int count) {
-        add_group<V, V::kGroup>(count, shares, first, values, width);
+        add_group<V, V::kGroup>(count, shares, first, rows, width);
+        rows.ahead = 0;
     });
 }
 

@@ -69,6 +69,7 @@ struct Rows {
     size_t       step;  // bytes from one to the next
     int          count;
     bool         half;
+    size_t       ahead;  // bytes to the same row of the next chunk, which is fetched meanwhile; 0: not that
 
     const char * at(int i) const { return first + step * size_t(std::min(i, count - 1)); }
 };
