@@ -52,7 +52,7 @@ def encode_prompt(
     if all(isinstance(item, Mapping) for item in items):
         if template is None:
             raise UsageError(
-                "this target has no chat template: give the prompt as text, or a template"
+                "this target has no chat template: give one (--chat-template) or a raw text (--raw)"
             )
         return _render(cast("list[Message]", items), tokenizer, template, variables)
     for item in items:
