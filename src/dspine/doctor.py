@@ -73,6 +73,12 @@ class Report:
     deep_ms: dict[int, float] = field(default_factory=dict)
     threads: int = 0
     """The number that would be used."""
+    measured_s: float = 0.0
+    """Seconds that the times took, 0 without any."""
+    n_ctx: int = 0
+    """Context for which they were taken."""
+    cache_types: tuple[str, str] = ("", "")
+    """Number formats of keys and values, likewise."""
     rollback: str = ""
     """How rejected drafts would be taken back."""
     rollback_reason: str = ""
@@ -107,6 +113,9 @@ class Report:
             "deep": self.deep,
             "deep_ms": _text_keys(self.deep_ms),
             "threads": self.threads,
+            "measured_s": round(self.measured_s, 2),
+            "n_ctx": self.n_ctx,
+            "cache_types": list(self.cache_types),
             "rollback": self.rollback,
             "rollback_reason": self.rollback_reason,
             "speculation": self.speculation and asdict(self.speculation),
@@ -155,6 +164,8 @@ def _examine(question: Question, report: Report, on_stage: Callable[[str], None]
             report.rows_ms, report.draft_ms = measured.rows_ms, measured.draft_ms
             report.threads, report.deep = measured.n_threads, measured.deep
             report.deep_ms = measured.deep_ms.get(plan.flash_attention, {})
+            report.measured_s, report.n_ctx = measured.seconds, engine.n_ctx
+            report.cache_types = (question.cache_type_k, question.cache_type_v)
             if len(measured.rows_ms) > 1 and report.library.kernels.active:
                 report.notes.append(FLASH_STAYS_ON)
             report.notes += [DISTURBED] if measured.is_noisy else []

@@ -182,6 +182,8 @@ def test_doctor_reports_library_rows_and_verdict(
     used = "on" if found["flash_attention"] else "off"
     assert found["rows_ms"] == found["rows_ms_by_flash_attention"][used]
     assert set(found["rows_ms_by_flash_attention"]) == {"on", "off"}
+    assert found["measured_s"] > 0.0
+    assert (found["n_ctx"], found["cache_types"]) == (512, ["f16", "f16"])
     assert found["speculation"]["verdict"]
 
 

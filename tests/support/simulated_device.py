@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts, interpolate
+from dspine.engine.proposal import MOST as ALL
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.width import Outcome, WidthPolicy
 
@@ -38,9 +39,13 @@ class Device:
     def table(self) -> CostTable:
         return CostTable(self.rows_ms, self.draft_ms)
 
-    def policy(self, curve: Sequence[float] = (0.6,) * (BLOCK - 1)) -> AdaptiveWidth:
+    def policy(
+        self, curve: Sequence[float] = (0.6,) * (BLOCK - 1), *, follows: bool = False
+    ) -> AdaptiveWidth:
         costs = StepCosts(self.table(), MOST)
-        return AdaptiveWidth(costs, most_drafts=MOST - 1, block_size=BLOCK, curve=curve)
+        return AdaptiveWidth(
+            costs, most_drafts=MOST - 1, block_size=BLOCK, curve=curve, follows=follows
+        )
 
     @property
     def plain_ms(self) -> float:
@@ -58,6 +63,8 @@ def simulate(
     *,
     tokens: int,
     lookup: Acceptance | None = None,
+    lookup_drafts: int = MOST - 1,
+    led: Acceptance = lambda position: 0.0,
     seed: int = 1,
     informed: bool = False,
     slow: Callable[[int], float] = lambda position: 1.0,
@@ -65,11 +72,12 @@ def simulate(
     """Decode `tokens` tokens. The text is 0, 1, 2, ...; a wrong draft is -1.
 
     Scores tell nothing (0.5) unless `informed`. `slow` multiplies the times that are reported.
+    A lookup ends after `lookup_drafts`; drafts after a lead that is right are so as `led` says.
     """
     chance = random.Random(seed)
 
-    def chain(source: str, count: int, rate: float, start: int) -> Proposal:
-        drafts, right = [], True
+    def chain(source: str, count: int, rate: float, start: int, *, right: bool = True) -> Proposal:
+        drafts = []
         for slot in range(count):
             right = right and chance.random() < rate
             drafts.append(start + slot if right else -1)
@@ -79,10 +87,17 @@ def simulate(
     steps: list[SimulatedStep] = []
     done = 0
     while done < tokens:
-        free = [] if lookup is None else [chain("ngram", MOST - 1, lookup(done), done)]
+        free = [] if lookup is None else [chain("ngram", lookup_drafts, lookup(done), done)]
         asked = policy.ask(free, Ask(0, done, MOST - 1), 0)
         drafted = chain("dspine", asked, network(done), done) if asked else NOTHING
-        chosen = policy.choose(drafted)
+        lead = policy.lead() if asked else NOTHING
+        count = len(lead.tokens)
+        if 0 < count < asked:
+            right = lead.tokens == tuple(range(done, done + count))
+            rest = chain("dspine", asked - count, led(done), done + count, right=right)
+            longer = lead._replace(own=ALL)
+            lead = longer.continued(rest.tokens, rest.scores, "dspine")
+        chosen = policy.choose(drafted, lead if len(lead.tokens) > count else NOTHING)
         accepted = 0
         while accepted < len(chosen.tokens) and chosen.tokens[accepted] == done + accepted:
             accepted += 1

@@ -254,7 +254,7 @@ def test_row_counts_end_with_the_largest() -> None:
 
 
 def test_a_measurement_is_kept_and_used_again(tmp_path: Path) -> None:
-    made = Calibration(ROWS, {2: 1.5, 8: 4.0}, 1.1, 100, 400, {True: {1: 11.0}}, 0.03, 2)
+    made = Calibration(ROWS, {2: 1.5, 8: 4.0}, 1.1, 100, 400, {True: {1: 11.0}}, 0.03, 2, 1.5)
     first, kept = cached({"target": "a"}, tmp_path, lambda: made)
     assert (first, kept) == (made, False)
     again, kept = cached({"target": "a"}, tmp_path, lambda: pytest.fail("measured again"))

@@ -23,8 +23,12 @@ from dspine.engine.width import Outcome
 from tests.support.engine_runs import PIECES, collect, make_run, run_plain
 from tests.support.fake_drafter import Chain, FakeDrafter
 from tests.support.fake_target import FakeTarget, mixing, plain_answer
+from tests.support.simulated_device import Device, simulate, speedup, worst_window
 
 VOCAB = len(PIECES)
+FLAT = Device({1: 10.0, 16: 11.0}, {2: 0.5, 8: 1.0})
+MIDDLE = Device({1: 10.0, 2: 12.0, 4: 14.5, 8: 24.0, 16: 42.0}, {2: 2.5, 8: 6.5})
+STEEP = Device({1: 10.0, 2: 14.0, 16: 112.0}, {2: 0.5, 8: 1.5})
 SURE = score_bin(0.9)
 
 
@@ -202,3 +206,61 @@ def test_what_follows_a_lookup_must_beat_the_rest_of_a_chain_too() -> None:
             chosen = made.choose(Proposal(own, (0.9,) * len(own), "dspine"))
             made.observe(Outcome(len(chosen.tokens), confirmed, 7.9, 10.3))
         assert asked(made, table_of(3))[0] == drafts
+
+
+def short_lookups(device: Device, led: float, *, follows: bool) -> tuple[float, float]:
+    """(speed, share of steps that were a lookup's and its follower's): lookups of two drafts are
+    right, the network alone hardly ever, after them as often as `led` says.
+    """
+    speed = share = 0.0
+    for seed in range(3):
+        steps = simulate(
+            device,
+            device.policy(follows=follows),
+            lambda _: 0.3,
+            lookup=lambda _: 0.9,
+            lookup_drafts=2,
+            led=lambda _: led,
+            tokens=1500,
+            seed=seed,
+        )
+        speed += speedup(device, steps) / 3
+        share += sum(step.proposer == "ngram+dspine" for step in steps) / (3 * len(steps))
+    return speed, share
+
+
+def test_a_network_that_is_right_after_lookups_alone_is_found_out() -> None:
+    followed, share = short_lookups(FLAT, 0.9, follows=True)
+    apart, none = short_lookups(FLAT, 0.9, follows=False)
+    assert followed > 1.3 * apart
+    assert share > 0.8 and none == 0.0
+
+
+@pytest.mark.parametrize("device", [FLAT, MIDDLE, STEEP])
+def test_a_network_that_is_never_right_after_lookups_costs_next_to_nothing(device: Device) -> None:
+    followed, share = short_lookups(device, 0.0, follows=True)
+    apart, _ = short_lookups(device, 0.0, follows=False)
+    assert followed > 0.985 * apart
+    assert share < 0.05
+
+
+@pytest.mark.parametrize("device", [FLAT, MIDDLE, STEEP])
+def test_followed_lookups_that_turn_wrong_cost_at_most_three_per_cent(device: Device) -> None:
+    def rate(position: int) -> float:
+        return 0.9 if position < 400 else 0.0
+
+    for seed in range(4):
+        for still in (rate, lambda _: 0.9):  # all become wrong, or only what follows
+            steps = simulate(
+                device,
+                device.policy(follows=True),
+                rate,
+                lookup=still,
+                lookup_drafts=2,
+                led=rate,
+                tokens=1000,
+                seed=seed,
+            )
+            assert worst_window(device, steps) <= 1.03
+            after = [step for step in steps if step.position >= 400]
+            assert worst_window(device, after) <= 1.03

@@ -74,6 +74,12 @@ def lines(report: Report) -> Iterator[str]:
         yield f"drafts       {shown} (block width)"
     if report.threads:
         yield f"threads      {report.threads}"
+    if report.measured_s:
+        keys, values = report.cache_types
+        yield (
+            f"measured     in {report.measured_s:.1f} s, for keys in {keys}, values in {values} "
+            f"and a context of {report.n_ctx} tokens"
+        )
     if report.speculation is not None:
         yield f"drafter      {report.speculation.drafter or 'none'}"
         yield f"speculation  {report.speculation.verdict}"

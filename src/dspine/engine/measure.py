@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from dspine.drafters.base import Drafter
@@ -105,6 +106,14 @@ def measure(
     model: Model, file: DrafterFile | None, drafter: Drafter | None, conditions: Conditions
 ) -> Calibration:
     """Choose the threads, time the target in both attention settings in turn, then the drafter."""
+    started = perf_counter()
+    found = _measured(model, file, drafter, conditions)
+    return replace(found, seconds=perf_counter() - started)
+
+
+def _measured(
+    model: Model, file: DrafterFile | None, drafter: Drafter | None, conditions: Conditions
+) -> Calibration:
     most = conditions.most_rows
     depth = min(DEPTH, model.context_train - most)
     deep = max(depth, min(calibrate.DEEP, conditions.n_ctx, model.context_train - most))
