@@ -2,7 +2,8 @@
 
 The text is fixed, so every policy decodes the same tokens; only its time differs. Times are those
 of the calibration, without host work. The first run records the answers (minutes, one thread is
-enough); the costs come from the machine's calibration, so that needs an idle machine once.
+enough); the costs come from the machine's calibration, so that needs an idle machine once. What
+drafts after a lead bring is replayed at made-up costs too: here they are hardly asked for.
 
 python benchmarks/width.py
 """
@@ -10,7 +11,7 @@ python benchmarks/width.py
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +19,18 @@ from time import thread_time
 from typing import Any
 
 import common
-from width_traces import Recording, record
+from width_traces import MOST, Lookups, Recording, record, table_of
 
 import dspine
 from dspine.default_pair import choose_pair
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.ngram_table import NgramTable
-from dspine.engine.proposal import NOTHING, Ask, Confirmed, Proposal
-from dspine.engine.proposers import NgramProposer
+from dspine.engine.proposal import MOST as ALL
+from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.width import FixedWidth, Outcome, WidthPolicy
 from dspine.measured import Calibration
 
-MOST = 15
 TRACES = common.HERE.parent / "build" / "width-traces.json.gz"
 NETWORK = (1, 2, 3, 5, 7)
 LOOKUPS = (1, 2, 3, 5, 8, 15)
@@ -38,6 +38,12 @@ FIRST = 3
 """Answers of a fresh engine that are looked at apart."""
 CONTINUED = "dspine adaptive, continued by lookups"
 APART = "adaptive, lookups, not continued"
+UNFOLLOWED = "adaptive, following no lookup"
+MADE_UP = {
+    "16 rows cost 1.2 of one": CostTable({1: 10.0, 16: 12.0}, {2: 1.0, 8: 1.5}),
+    "16 rows cost 1.5 of one": CostTable({1: 10.0, 16: 15.0}, {2: 0.5, 8: 0.8}),
+}
+"""Costs of no machine in particular, on which drafts are worth more."""
 CUTS = (0.2, 0.3, 0.4, 0.5)
 """Chances to be reached under which a lookup is cut."""
 
@@ -50,6 +56,18 @@ class Trace:
     free: list[list[Proposal]]
     chains: list[list[Proposal]]
     """For each of them the network's chain cut to 0, 1, 2, ... drafts, which lookups continue."""
+
+    def led(self, index: int, lead: Proposal, asked: int) -> Proposal:
+        """The lead and what the network says after it in a block of `asked` drafts."""
+        count = len(lead.tokens)
+        if not 0 < count < asked:
+            return NOTHING
+        for length, last, tokens, scores in self.recording.leads[index]:
+            if (length, last) == (count, lead.tokens[-1]):
+                rest = asked - count
+                longer = lead._replace(own=ALL)
+                return longer.continued(tokens[:rest], scores[:rest], "dspine")
+        raise SystemExit(f"{self.recording.id}: the lead {lead.tokens} was not recorded")
 
 
 class Cut(FixedWidth):
@@ -76,7 +94,9 @@ class Bill:
         self.tokens: dict[str, int] = defaultdict(int)
         self.ms: dict[str, float] = defaultdict(float)
         self.answers: list[tuple[str, int, float]] = []
-        self.steps = self.asked = self.drafts = 0
+        self.steps = self.asked = self.drafts = self.led = 0
+        self.proposers: Counter[str] = Counter()
+        """Steps by who proposed."""
         self.policy_ms = 0.0
 
     def add(self, task: str, tokens: int, ms: float) -> None:
@@ -102,12 +122,14 @@ def replay(traces: Sequence[Trace], costs: CostTable, policy: WidthPolicy, bill:
             free = [found.first(room) for found in trace.free[done]] if room else []
             started = thread_time()
             asked = min(policy.ask(free, Ask(0, position, room), waiting), room)
-            drafted = NOTHING
+            drafted = led = NOTHING
             if asked:
                 ms += true.draft(asked + 1, waiting, warm=True)
                 waiting = 0
                 drafted = trace.chains[done][asked].first(room)
-            chosen = policy.choose(drafted).tokens
+                led = trace.led(done, policy.lead(), asked)
+            proposal = policy.choose(drafted, led)
+            chosen = proposal.tokens
             bill.policy_ms += (thread_time() - started) * 1000.0
             confirmed = tuple(answer[done : done + right(chosen, answer[done:]) + 1])
             ms += true.rows(position)[len(chosen)]
@@ -119,6 +141,8 @@ def replay(traces: Sequence[Trace], costs: CostTable, policy: WidthPolicy, bill:
             bill.steps += 1
             bill.asked += bool(asked)
             bill.drafts += len(chosen)
+            bill.led += bool(led.tokens)
+            bill.proposers[proposal.proposer] += 1
         bill.add(recording.task, len(answer), ms)
 
 
@@ -145,10 +169,26 @@ def all_knowing(traces: Sequence[Trace], costs: CostTable, bill: Bill) -> None:
                 1, max((right(p.tokens, rest) for p in trace.free[done]), default=0) + 1
             ):
                 best = min(best, rows[count] + least[done + count + 1])
-            for count in range(1, right(recording.chains[done], rest) + 1):
+            for count in range(1, longest_led(trace, done) + 1):
                 best = min(best, rows[count] + drafts[count + 1] + least[done + count + 1])
+            for asked, chain in enumerate(trace.chains[done][1:], 1):
+                for count in range(1, right(chain.tokens, rest) + 1):
+                    best = min(best, rows[count] + drafts[asked + 1] + least[done + count + 1])
             least[done] = best
         bill.add(recording.task, len(answer), least[0])
+
+
+def longest_led(trace: Trace, index: int) -> int:
+    """How many drafts of a lead and what follows it are right at most."""
+    recording = trace.recording
+    rest = recording.answer[index:]
+    after = {(count, last): tokens for count, last, tokens, _ in recording.leads[index]}
+    best = 0
+    for found in trace.free[index]:
+        for count in range(1, right(found.tokens, rest) + 1):
+            tokens = after.get((count, found.tokens[count - 1]), [])
+            best = max(best, right([*found.tokens[:count], *tokens], rest) if tokens else 0)
+    return best
 
 
 def best_of_each_answer(bills: Sequence[Bill]) -> Bill:
@@ -174,16 +214,14 @@ def in_hindsight(
 
 def look_up(recording: Recording, table: NgramTable | None) -> Trace:
     """The lookups' proposals at every position."""
-    lookup = NgramProposer(FixedWidth({"ngram": MOST}), table=table)
-    lookup.begin(recording.prompt)
+    lookups = Lookups(recording.prompt, table)
     free, chains = [], []
     for index, token in enumerate(recording.answer):
-        position = len(recording.prompt) - 1 + index
-        free.append(lookup.look_up(Ask(0, position, MOST)))
+        free.append(lookups.here())
         chain = network_chain(recording, index)
         cuts = range(len(chain.tokens) + 1)
-        chains.append([lookup.continued(chain.first(count), MOST) for count in cuts])
-        lookup.confirm(Confirmed(position, 0, (token,)))
+        chains.append([lookups.proposer.continued(chain.first(count), MOST) for count in cuts])
+        lookups.on(token)
     return Trace(recording, free, chains)
 
 
@@ -234,22 +272,58 @@ def first_answers(
     return found
 
 
+def adaptive_policy(
+    costs: CostTable, block: int, curve: Sequence[float], *, follows: bool = True
+) -> AdaptiveWidth:
+    """The engine's policy."""
+    return AdaptiveWidth(
+        StepCosts(costs, MOST + 1),
+        most_drafts=MOST,
+        block_size=block,
+        curve=curve,
+        follows=follows and block > 1,
+    )
+
+
+def followed(
+    traces: Sequence[Trace], costs: CostTable, block: int, curve: Sequence[float]
+) -> dict[str, Any]:
+    """What drafts after a lead bring: speed as a multiple of plain decoding, by task."""
+    policies: dict[str, WidthPolicy] = {
+        "plain": FixedWidth({}),
+        "adaptive, lookups": adaptive_policy(costs, 1, curve),
+        UNFOLLOWED: adaptive_policy(costs, block, curve, follows=False),
+        "adaptive": adaptive_policy(costs, block, curve),
+    }
+    bills: dict[str, Bill] = {name: Bill() for name in policies}
+    for name, policy in policies.items():
+        replay(traces, costs, policy, bills[name])
+    auto, without = bills["adaptive"], bills[UNFOLLOWED]
+    return {
+        "speed": {name: bill.against(bills["plain"]) for name, bill in bills.items()},
+        "gain": {name: round(ms / auto.ms[name], 4) for name, ms in without.ms.items()},
+        "asked_share": round(auto.asked / auto.steps, 4),
+        "led_share": round(auto.led / auto.steps, 4),
+        "proposers": dict(auto.proposers.most_common()),
+    }
+
+
 def compare(
     traces: Sequence[Trace], costs: CostTable, block: int, curve: Sequence[float]
 ) -> dict[str, Any]:
     """Speed of every policy as a multiple of plain decoding, by task."""
 
     def adaptive(size: int = block) -> AdaptiveWidth:
-        return AdaptiveWidth(
-            StepCosts(costs, MOST + 1), most_drafts=MOST, block_size=size, curve=curve
-        )
+        return adaptive_policy(costs, size, curve)
 
     policies: dict[str, WidthPolicy] = {"plain": FixedWidth({})}
     policies |= {f"dspine {n}": FixedWidth({"dspine": n}) for n in NETWORK if n < block}
     policies |= {f"lookup {n}": FixedWidth({"ngram": n}) for n in LOOKUPS}
     policies |= {f"lookup cut at {least}": Cut(least) for least in CUTS}
     policies |= {"dspine adaptive": adaptive(), CONTINUED: adaptive()}
-    policies |= {APART: adaptive(1), "adaptive, lookups": adaptive(1), "adaptive": adaptive()}
+    policies |= {APART: adaptive(1), "adaptive, lookups": adaptive(1)}
+    policies |= {UNFOLLOWED: adaptive_policy(costs, block, curve, follows=False)}
+    policies |= {"adaptive": adaptive()}
     bare = [without_lookups(trace) for trace in traces]
     special = {
         CONTINUED: [Trace(one.recording, [[]] * len(one.free), one.chains) for one in traces],
@@ -285,6 +359,8 @@ def compare(
         "dspine_adaptive_to_best_of_each_answer": round(each.ms["all"] / alone.ms["all"], 4),
         "dspine_asked_share": round(alone.asked / alone.steps, 4),
         "asked_share": round(auto.asked / auto.steps, 4),
+        "led_share": round(auto.led / auto.steps, 4),
+        "proposers": dict(auto.proposers.most_common()),
         "drafts_a_step": round(auto.drafts / auto.steps, 3),
         "policy_us_a_step": round(auto.policy_ms / auto.steps * 1000.0, 1),
     }
@@ -314,8 +390,7 @@ def main() -> None:
         assert measured is not None and plan is not None
         calibration, costs = measured, measured.costs(plan.flash_attention)
     assert pair[1] is not None
-    beside = pair[1].with_suffix(".ngram.npz")
-    table = NgramTable.load(beside) if beside.exists() else None
+    table = table_of(pair[1])
     # Tasks in turn, as users come: a policy that carries over from one prompt to the next.
     order = sorted(recordings, key=lambda one: (one.id.split("-")[-1].rjust(9, "0"), one.task))
     traces = [look_up(one, table) for one in order]
@@ -323,12 +398,18 @@ def main() -> None:
     block = len(recordings[0].chains[0]) + 1
     parts = {"all prompts": traces, "every second prompt of a task": _second(traces)}
     results = {name: compare(part, costs, block, curve) for name, part in parts.items()}
+    leads = {
+        name: followed(traces, known, block, curve)
+        for name, known in {"this machine": costs, **MADE_UP}.items()
+    }
     document = {
         "costs": calibration.to_json(),
         "tokens": sum(len(one.answer) for one in recordings),
         "results": results,
+        "leads": leads,
     }
     _report(results)
+    _report(leads)
     common.save("width", document, arguments.output)
     print(json.dumps({name: part["speed"]["adaptive"] for name, part in results.items()}))
 
