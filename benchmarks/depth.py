@@ -1,9 +1,10 @@
 """Acceptance and speed against the depth of the context, and what a drafter costs a prefill.
 
 The context is a document (the benchmark's prompts, one after the other), cut so that the question
-after it begins at the wanted depth. Prefills are timed batch by batch in turn, with and without a
-drafter, so that a disturbance falls on both, and several times over; the least time of each batch
-counts.
+after it begins at the wanted depth. The network's drafts are fixed in number, so that acceptance
+can be compared; `auto` is what a user gets. Prefills are timed batch by batch in turn, with and
+without a drafter, so that a disturbance falls on both, and several times over; the least time of
+each batch counts.
 
 python benchmarks/depth.py
 """
@@ -41,27 +42,29 @@ def document_tokens(engine: Engine, count: int) -> list[int]:
     return tokens[:count]
 
 
-def at_depths(engine: Engine, questions: list[str], predict: int) -> dict[str, Any]:
-    """Acceptance length and tokens per second, plain and drafted, where the question begins."""
+def at_depths(engine: Engine, auto: Engine, questions: list[str], predict: int) -> dict[str, Any]:
+    """Acceptance length and milliseconds a token, plain and drafted, where the question begins."""
     found: dict[str, Any] = {}
     for depth in DEPTHS:
         if depth + predict + 256 > engine.n_ctx:
             continue
         head = document_tokens(engine, depth)
         steps = tokens = 0
-        ms = {"plain": 0.0, "drafted": 0.0}
+        ms = {"plain": 0.0, "drafted": 0.0, "auto": 0.0}
         for question in questions:
             prompt = [*head, *engine.encode(question)]
             stats = engine.complete(prompt, max_tokens=predict).stats
             steps, tokens = steps + stats.steps, tokens + stats.tokens
             ms["drafted"] += stats.wall_ms / stats.tokens
-            stats = engine.complete(prompt, max_tokens=max(1, predict // 4), plain=True).stats
+            stats = auto.complete(prompt, max_tokens=predict).stats
+            ms["auto"] += stats.wall_ms / stats.tokens
+            stats = auto.complete(prompt, max_tokens=max(1, predict // 4), plain=True).stats
             ms["plain"] += stats.wall_ms / stats.tokens
         found[str(depth)] = {
             "acceptance_length": round(tokens / steps, 4),
-            "plain_ms": round(ms["plain"] / len(questions), 2),
-            "drafted_ms": round(ms["drafted"] / len(questions), 2),
+            **{f"{name}_ms": round(sum_ms / len(questions), 2) for name, sum_ms in ms.items()},
             "speedup": round(ms["plain"] / ms["drafted"], 3),
+            "speedup_auto": round(ms["plain"] / ms["auto"], 3),
         }
         print(depth, found[str(depth)], flush=True)
     return found
@@ -151,13 +154,17 @@ def main() -> None:
     if drafter is None:
         raise SystemExit("this target has no drafter: name one with -md")
     document: dict[str, Any] = {"drafts": DRAFTS, "predict": arguments.predict}
-    options: dict[str, Any] = {"n_threads": arguments.threads, "calibrate": False, "probe": False}
+    usual: dict[str, Any] = {"n_threads": arguments.threads, "probe": False}
+    options = {**usual, "calibrate": False}
     if arguments.only != "prefill":
-        with dspine.load(
-            path, drafter, proposer="dspine", spec_draft_n_max=DRAFTS, n_ctx=8192, **options
-        ) as engine:
+        with (
+            dspine.load(
+                path, drafter, proposer="dspine", spec_draft_n_max=DRAFTS, n_ctx=8192, **options
+            ) as engine,
+            dspine.load(path, drafter, n_ctx=8192, **usual) as auto,
+        ):
             questions = [prompt for _, _, prompt in common.prompts(count=arguments.count)]
-            document["depth"] = at_depths(engine, questions, arguments.predict)
+            document["depth"] = at_depths(engine, auto, questions, arguments.predict)
     if arguments.only != "depth":
         with dspine.load(path, proposer="none", **options) as engine:
             tokens = document_tokens(engine, arguments.prefill_tokens)

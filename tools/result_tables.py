@@ -108,6 +108,55 @@ def rollback(result: Result) -> Rows:
     ]
 
 
+def depth(result: Result) -> Rows:
+    """Acceptance and speed by the depth at which an answer begins."""
+    drafts = result["drafts"]
+    rows = [
+        [
+            *("context", "tokens a verify", "ms a token, plain"),
+            *(f"{drafts} drafts of the network", "`auto`"),
+        ]
+    ]
+    for count, found in result["depth"].items():
+        speeds = [f"{found[key]:.2f} of plain" for key in ("speedup", "speedup_auto")]
+        length, plain = found["acceptance_length"], found["plain_ms"]
+        rows.append([count, f"{length:.2f}", f"{plain:.1f}", *speeds])
+    return rows
+
+
+def width(result: Result) -> Rows:
+    """Speeds of replayed policies as multiples of plain decoding."""
+    speeds = result["results"]["all prompts"]["speed"]
+    shown = {
+        "network, 1 draft": "dspine 1",
+        "network, 3 drafts": "dspine 3",
+        "network, 7 drafts": "dspine 7",
+        "network, adaptive": "dspine adaptive",
+        "network, adaptive, continued by lookups": "dspine adaptive, continued by lookups",
+        "lookups, 3 drafts": "lookup 3",
+        "lookups, 15 drafts": "lookup 15",
+        "lookups, adaptive": "adaptive, lookups",
+        "`auto`": "adaptive",
+        "`auto` that has seen the text": "in hindsight",
+        "one who knows the text": "all-knowing",
+    }
+    rows = [["times plain", *TASKS.values()]]
+    for title, name in shown.items():
+        rows.append([title, *(f"{speeds[name][task]:.2f}" for task in TASKS)])
+    return rows
+
+
+def leads(result: Result) -> Rows:
+    """What drafts after a lookup bring, at several costs."""
+    titles = (f"gain, {title}" for title in TASKS.values())
+    rows = [["costs", "`auto`, times plain", *titles, "blocks after a lookup"]]
+    for name, found in result["leads"].items():
+        gains = [f"{100 * (found['gain'][task] - 1):+.1f} %" for task in TASKS]
+        speed, share = found["speed"]["adaptive"]["all"], found["led_share"]
+        rows.append([name, f"{speed:.2f}", *gains, f"{100 * share:.1f} % of steps"])
+    return rows
+
+
 def drafters(result: Result) -> Rows:
     """Acceptance lengths of drafters that were trained alike."""
     titles = ("GSM8K", "MATH-500", "HumanEval", "MBPP", "MT-Bench")
@@ -193,6 +242,9 @@ TABLES: Mapping[str, Table] = {
     "decode-rows": Table("decode_rows", decode_rows),
     "verify-cost": Table("verify_cost", verify_cost),
     "rollback": Table("rollback", rollback),
+    "depth": Table("depth", depth),
+    "width": Table("width", width),
+    "leads": Table("width", leads),
     "drafters": Table("drafters", drafters),
     "quantize": Table("quantize", quantize),
     "fingerprint": Table("fingerprint", fingerprint),

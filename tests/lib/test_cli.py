@@ -234,6 +234,29 @@ def test_doctor_for_people_ends_with_the_verdict(
     assert out.rstrip().endswith("all works")
 
 
+def test_doctor_says_in_a_sentence_with_numbers_that_speculation_does_not_pay(
+    doctor: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Where two rows cost twice as much as one, and a draft half of one."""
+    rows = {on: {count: 10.0 * count for count in calibrate.row_counts(16)} for on in (False, True)}
+    monkeypatch.setattr(calibrate, "time_rows", lambda *_, **__: calibrate.RowTiming(rows))
+    monkeypatch.setattr(
+        calibrate, "time_drafter", lambda *_, **__: calibrate.DraftTiming({2: 5.0, 4: 5.0})
+    )
+    assert run_cli([*doctor[:-1], "--cache-dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    (told,) = [line for line in out if line.startswith("speculation")]
+    # The file says nothing of its acceptance, so it is taken to be 0.4.
+    assert told == (
+        "speculation  this drafter does not pay here: on text that suits it, its best width of 2 "
+        "would give 1.40 tokens a step at the cost of 2.50 plain ones"
+    )
+    assert any(line.startswith("measured     in ") for line in out)
+
+
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[ProbeResult]:
     """The probe finds what the test puts into the list."""
