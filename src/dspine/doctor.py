@@ -198,8 +198,17 @@ def _judge(engine: Engine) -> Speculation:
         verdict = "no drafter for this target: drafts come from repeated text alone"
         return Speculation(None, pays=False, width=1, expected_speedup=1.0, verdict=verdict)
     choice = plan.drafter
-    if choice.width < 2:
-        verdict = engine.disabled_reason or "drafting does not pay here"
+    if choice.width < 2 and engine.disabled_reason is not None:
+        verdict = engine.disabled_reason
+    elif choice.width < 2:
+        from dspine.engine.policies import promise
+
+        assert plan.nearest is not None  # there is a drafter
+        verdict = (
+            f"drafting does not pay here on usual text, where the best width of "
+            f"{plan.nearest.width} would {promise(plan.nearest)}; it is tried where a text suits "
+            f"the drafter better"
+        )
     else:
         verdict = (
             f"drafting pays: {choice.width} rows a verify give about "

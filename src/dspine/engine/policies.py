@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 from dspine.engine.adaptive import AdaptiveWidth
-from dspine.engine.costs import CostTable, StepCosts, interpolate
+from dspine.engine.costs import CostTable, StepCosts
 from dspine.engine.proposal import DRAFTER
 from dspine.engine.waiting import Copies
-from dspine.engine.width import FixedWidth, WidthPolicy, copying_ms, expected_tokens
+from dspine.engine.width import FixedWidth, WidthChoice, WidthPolicy, nearest_width
 
 UNKNOWN_CURVE = (0.4,)
 """Acceptance taken for a drafter whose file does not say."""
@@ -111,18 +111,15 @@ def does_not_pay(
 
     `copies`: what taking drafts back costs, if it does.
     """
-    plain = interpolate(cost_ms, 1)
-
-    def gain(width: int) -> tuple[float, float]:
-        cost = interpolate(cost_ms, width) + interpolate(draft_ms, width)
-        tokens = expected_tokens(curve, width)
-        if copies is not None:
-            cost += copying_ms(cost_ms, curve, width, copies, tokens * plain / cost)
-        return tokens, cost / plain
-
-    width = max(range(2, block_size + 1), key=lambda w: gain(w)[0] / gain(w)[1])
-    tokens, cost = gain(width)
+    nearest = nearest_width(cost_ms, draft_ms, curve, block_size, copies)
+    assert nearest is not None  # a block has at least one draft
     return (
-        f"this drafter does not pay here: on text that suits it, its best width of {width} would "
-        f"give {tokens:.2f} tokens a step at the cost of {cost:.2f} plain ones"
+        f"this drafter does not pay here: on text that suits it, its best width of "
+        f"{nearest.width} would {promise(nearest)}"
     )
+
+
+def promise(choice: WidthChoice) -> str:
+    """What a width gives and costs, as the end of a sentence after `would`."""
+    cost = choice.expected_tokens / choice.speedup
+    return f"give {choice.expected_tokens:.2f} tokens a step at the cost of {cost:.2f} plain ones"

@@ -41,18 +41,32 @@ def best_width(
     width w (empty: drafting is free). `copies` is what taking drafts back costs, None where they
     are cut off for nothing. Gains under PAYS_FROM count as none.
     """
+    nearest = nearest_width(cost_ms, draft_ms, curve, max_width, copies)
+    if nearest is not None and nearest.speedup >= PAYS_FROM:
+        return nearest
     plain_ms = interpolate(cost_ms, 1)
-    plain = WidthChoice(1, 1.0, plain_ms, 1000.0 / plain_ms, 1.0)
-    best = plain
+    return WidthChoice(1, 1.0, plain_ms, 1000.0 / plain_ms, 1.0)
+
+
+def nearest_width(
+    cost_ms: Mapping[int, float],
+    draft_ms: Mapping[int, float],
+    curve: Sequence[float],
+    max_width: int,
+    copies: Copies | None = None,
+) -> WidthChoice | None:
+    """The best width with drafts, also where it does not pay; None where there can be none."""
+    plain_ms = interpolate(cost_ms, 1)
+    best: WidthChoice | None = None
     for width in range(2, max_width + 1):
         tokens = expected_tokens(curve, width)
         step_ms = interpolate(cost_ms, width) + interpolate(draft_ms, width)
         if copies is not None:
             step_ms += copying_ms(cost_ms, curve, width, copies, tokens * plain_ms / step_ms)
         speed = tokens / step_ms * 1000.0
-        if speed > best.tokens_per_second:
-            best = WidthChoice(width, tokens, step_ms, speed, speed / plain.tokens_per_second)
-    return best if best.speedup >= PAYS_FROM else plain
+        if best is None or speed > best.tokens_per_second:
+            best = WidthChoice(width, tokens, step_ms, speed, speed * plain_ms / 1000.0)
+    return best
 
 
 def copying_ms(
@@ -85,6 +99,8 @@ class WidthPlan:
     ngram: WidthChoice
     drafter: WidthChoice | None
     """None without a drafter."""
+    nearest: WidthChoice | None = None
+    """The drafter's best width even if it does not pay."""
 
 
 def plan_widths(
@@ -106,10 +122,11 @@ def plan_widths(
     for flash in sorted(rows_ms):
         costs = dict(rows_ms[flash])
         ngram = best_width(costs, {}, ngram_curve, max_width, copies)
-        drafter = None
+        drafter = nearest = None
         if draft_ms:
             drafter = best_width(costs, draft_ms, drafter_curve, block_size, copies)
-        plans.append(WidthPlan(flash, costs, ngram, drafter))
+            nearest = nearest_width(costs, draft_ms, drafter_curve, block_size, copies)
+        plans.append(WidthPlan(flash, costs, ngram, drafter, nearest))
 
     def speed(plan: WidthPlan) -> float:
         choice = plan.drafter or plan.ngram
