@@ -249,10 +249,10 @@ def test_doctor_says_in_a_sentence_with_numbers_that_speculation_does_not_pay(
     assert run_cli([*doctor[:-1], "--cache-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out.splitlines()
     (told,) = [line for line in out if line.startswith("speculation")]
-    # The file says nothing of its acceptance: 0.4 a draft, and 0.7 on text that suits it.
+    # The file says 0.9 of each draft, 0.95 where the text suits it: 1 + 0.95 + 0.95^2 + 0.95^3.
     assert told == (
-        "speculation  this drafter does not pay here: on text that suits it, its best width of 2 "
-        "would give 1.70 tokens a step at the cost of 2.50 plain ones"
+        "speculation  this drafter does not pay here: on text that suits it, its best width of 4 "
+        "would give 3.71 tokens a step at the cost of 4.50 plain ones"
     )
     assert any(line.startswith("measured     in ") for line in out)
 
@@ -263,8 +263,8 @@ def test_doctor_says_what_usual_text_lacks_where_some_text_may_pay(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Two rows with a draft cost 1.5 of one: more than 1.4 tokens, less than 1.7."""
-    rows = {on: {1: 10.0, 2: 14.0, 4: 40.0, 16: 200.0} for on in (False, True)}
+    """Four rows with a draft cost 3.6 of one: more than 3.44 tokens, less than 3.71."""
+    rows = {on: {1: 10.0, 2: 24.0, 4: 35.0, 16: 200.0} for on in (False, True)}
     monkeypatch.setattr(calibrate, "time_rows", lambda *_, **__: calibrate.RowTiming(rows))
     monkeypatch.setattr(
         calibrate, "time_drafter", lambda *_, **__: calibrate.DraftTiming({2: 1.0, 4: 1.0})
@@ -272,8 +272,8 @@ def test_doctor_says_what_usual_text_lacks_where_some_text_may_pay(
     found = document(capsys, [*doctor, "--cache-dir", str(tmp_path)])["speculation"]
     assert (found["pays"], found["width"]) == (False, 1)
     assert found["verdict"] == (
-        "drafting does not pay here on usual text, where the best width of 2 would give 1.40 "
-        "tokens a step at the cost of 1.50 plain ones; it is tried where a text suits the drafter "
+        "drafting does not pay here on usual text, where the best width of 4 would give 3.44 "
+        "tokens a step at the cost of 3.60 plain ones; it is tried where a text suits the drafter "
         "better"
     )
 

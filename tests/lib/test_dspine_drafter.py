@@ -267,7 +267,8 @@ def test_prepared_graphs_are_those_of_the_first_drafts(
         assert [key[:2] for key in made] == [((0,), 2), ((0,), 4)]
         drafter.add_context(0, 0, features)
         same(hidden(drafter), fresh(pair, features))
-        assert dict(drafter._block_graphs) == made
+        assert drafter.draft(0, ANCHOR, 4, None, (5, 6)).led is not None
+        assert dict(drafter._block_graphs) == made, "a draft after a lead needs no other graph"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -71,11 +71,9 @@ class BlockGraph(ABC):
         caches: Sequence[ContextCache],
         width: int,
         context_rows: int,
-        follows: bool = False,
     ) -> None:
-        """`follows`: a second chain is wanted, which follows a lead."""
         self._config, self._weights, self._caches = config, weights, tuple(caches)
-        self.width, self._follows = width, follows
+        self.width = width
         self._count = count = len(self._caches)
         self._key_rows = caches[0].block_rows + context_rows
         self._numbers = struct.Struct(f"{(2 * width + 3) * count}i")
@@ -115,7 +113,7 @@ class BlockGraph(ABC):
 
     def draft(self, anchor: int, draw: Draw | None = None, lead: tuple[int, ...] = ()) -> Draft:
         """The chain after `anchor` at the cache's next position, of one sequence; also the one
-        after a lead, in a graph that follows one.
+        after a lead, of a kind that follows one.
         """
         self._run((anchor,), (lead,))
         return self._walk(0, draw, lead)

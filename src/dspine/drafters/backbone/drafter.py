@@ -33,8 +33,8 @@ _MAX_BLOCK_GRAPHS = 64
 _MAX_SHARED_GRAPHS = 24
 """The same for graphs of several sequences, which need more memory each."""
 
-_GraphKey: TypeAlias = tuple[tuple[int, ...], int, int, bool]
-"""Sequences, width, context rows, whether it follows a lead."""
+_GraphKey: TypeAlias = tuple[tuple[int, ...], int, int]
+"""Sequences, width, context rows."""
 
 ConfigT = TypeVar("ConfigT", bound=DrafterConfig)
 BlockT = TypeVar("BlockT", bound=BlockGraph)
@@ -102,12 +102,8 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         """Declare the weights that this kind adds to the backbone's."""
 
     @abstractmethod
-    def _make_block(
-        self, caches: Sequence[ContextCache], width: int, rows: int, follows: bool
-    ) -> BlockT:
-        """The kind's block graph of `width` slots over `rows` context rows, for these sequences;
-        one that `follows` a lead where the kind can.
-        """
+    def _make_block(self, caches: Sequence[ContextCache], width: int, rows: int) -> BlockT:
+        """The kind's block graph of `width` slots over `rows` context rows, for these sequences."""
 
     @classmethod
     def load(
@@ -239,8 +235,7 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
         # As many context rows as the longest of them needs.
         rows = max(_padded(cache.used_rows, cache.capacity) for cache in caches)
         seqs = tuple(ask.seq for ask in asks)
-        follows = any(ask.lead for ask in asks)
-        graph = self._graph(seqs, max(ask.width for ask in asks), rows, follows=follows)
+        graph = self._graph(seqs, max(ask.width for ask in asks), rows)
         try:
             drafts = graph.draft_all(
                 [ask.anchor for ask in asks],
@@ -371,18 +366,16 @@ class BackboneDrafter(ABC, Generic[ConfigT, BlockT]):
     def _block_graph(self, seq: int, anchor: int, width: int, lead: tuple[int, ...] = ()) -> BlockT:
         cache = self._check_ask(seq, anchor, width, lead)
         rows = _padded(cache.used_rows, cache.capacity)
-        return self._graph((seq,), width, rows, follows=bool(lead))
+        return self._graph((seq,), width, rows)
 
-    def _graph(
-        self, seqs: tuple[int, ...], width: int, rows: int, *, follows: bool = False
-    ) -> BlockT:
+    def _graph(self, seqs: tuple[int, ...], width: int, rows: int) -> BlockT:
         graphs, most = self._block_graphs, _MAX_BLOCK_GRAPHS
         if len(seqs) > 1:
             graphs, most = self._shared_graphs, _MAX_SHARED_GRAPHS
-        key = (seqs, width, rows, follows)
+        key = (seqs, width, rows)
         graph = graphs.get(key)
         if graph is None:
-            graph = self._make_block([self._caches[seq] for seq in seqs], width, rows, follows)
+            graph = self._make_block([self._caches[seq] for seq in seqs], width, rows)
             graphs[key] = graph
             if len(graphs) > most:
                 graphs.popitem(last=False)[1].graph.close()

@@ -21,6 +21,6 @@ class DFlashDrafter(BackboneDrafter[DFlashConfig, DFlashBlockGraph]):
         """Nothing is added."""
 
     def _make_block(
-        self, caches: Sequence[ContextCache], width: int, rows: int, _follows: bool
+        self, caches: Sequence[ContextCache], width: int, rows: int
     ) -> DFlashBlockGraph:
         return DFlashBlockGraph(self._backend, self.config, self._weights, caches, width, rows)

@@ -24,7 +24,7 @@ class DFlash2Drafter(BackboneDrafter[DFlash2Config, DFlash2BlockGraph]):
         self._own = dflash2_weights(builder, self.config)
 
     def _make_block(
-        self, caches: Sequence[ContextCache], width: int, rows: int, _follows: bool
+        self, caches: Sequence[ContextCache], width: int, rows: int
     ) -> DFlash2BlockGraph:
         return DFlash2BlockGraph(
             self._backend, self.config, self._weights, self._own, caches, width, rows

@@ -61,13 +61,12 @@ class DSpineBlockGraph(BlockGraph):
         caches: Sequence[ContextCache],
         width: int,
         context_rows: int,
-        follows: bool = False,
     ) -> None:
         self._config: DSpineConfig = config
         self._injection = injection
         self._led: dict[tuple[int, int], Chain] = {}
         """Chains after a lead, by sequence and the lead's length."""
-        super().__init__(backend, config, weights, caches, width, context_rows, follows)
+        super().__init__(backend, config, weights, caches, width, context_rows)
 
     def trace(self, anchor: int) -> DSpineTrace:
         """The draft with everything in between."""
@@ -153,8 +152,8 @@ class DSpineBlockGraph(BlockGraph):
         block = k * rows.nb[1]
         later = g.view(rows, (size, k, rest, count), (rows.nb[1], block, n * block), block)
         outputs.append(g.output(later @ state, "table"))
-        if self._follows:
-            outputs.append(g.output(self._led_row(g, rows), "led_row"))
+        # Also where no lead comes: one row more costs less than a second graph.
+        outputs.append(g.output(self._led_row(g, rows), "led_row"))
         return outputs
 
     def _led_row(self, g: Graph, rows: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class DSpineDrafter(BackboneDrafter[DSpineConfig, DSpineBlockGraph]):
         self._injection = injection_weights(builder, self.config)
 
     def _make_block(
-        self, caches: Sequence[ContextCache], width: int, rows: int, follows: bool
+        self, caches: Sequence[ContextCache], width: int, rows: int
     ) -> DSpineBlockGraph:
         return DSpineBlockGraph(
             self._backend,
@@ -37,5 +37,4 @@ class DSpineDrafter(BackboneDrafter[DSpineConfig, DSpineBlockGraph]):
             caches,
             width,
             rows,
-            follows,
         )
