@@ -4,7 +4,7 @@ The context is a document (the benchmark's prompts, one after the other), cut so
 after it begins at the wanted depth. The network's drafts are fixed in number, so that acceptance
 can be compared; `auto` is what a user gets. Prefills are timed batch by batch in turn, with and
 without a drafter, so that a disturbance falls on both, and several times over; the least time of
-each batch counts. With one thread the processor's time is told too, in which the disturbances of a
+each batch counts. With one thread all times are the processor's, in which the disturbances of a
 busy machine hardly show.
 
 python benchmarks/depth.py
@@ -13,6 +13,7 @@ python benchmarks/depth.py
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import Any
 
@@ -22,6 +23,7 @@ import dspine
 from dspine.default_pair import choose_pair
 from dspine.drafters.dspine import DSpineDrafter
 from dspine.engine.engine import Engine
+from dspine.engine.events import Finish, Prefill
 from dspine.engine.llama_target import LlamaTarget
 from dspine.engine.proposers import DrafterProposer
 from dspine.engine.width import FixedWidth
@@ -43,7 +45,27 @@ def document_tokens(engine: Engine, count: int) -> list[int]:
     return tokens[:count]
 
 
-def at_depths(engine: Engine, auto: Engine, questions: list[str], predict: int) -> dict[str, Any]:
+def answer(
+    engine: Engine, prompt: list[int], count: int, clock: Callable[[], float], *, plain: bool
+) -> tuple[int, int, float]:
+    """(steps, tokens, milliseconds a token) of an answer, its prompt not counted."""
+    started = clock()
+    for event in engine.generate(prompt, max_tokens=count, plain=plain):
+        if isinstance(event, Prefill):
+            started = clock()
+        elif isinstance(event, Finish):
+            spent = (clock() - started) * 1000.0
+            return event.stats.steps, event.stats.tokens, spent / event.stats.tokens
+    raise AssertionError("an answer without an end")
+
+
+def at_depths(
+    engine: Engine,
+    auto: Engine,
+    questions: list[str],
+    predict: int,
+    clock: Callable[[], float],
+) -> dict[str, Any]:
     """Acceptance length and milliseconds a token, plain and drafted, where the question begins."""
     found: dict[str, Any] = {}
     for depth in DEPTHS:
@@ -54,13 +76,10 @@ def at_depths(engine: Engine, auto: Engine, questions: list[str], predict: int) 
         ms = {"plain": 0.0, "drafted": 0.0, "auto": 0.0}
         for question in questions:
             prompt = [*head, *engine.encode(question)]
-            stats = engine.complete(prompt, max_tokens=predict).stats
-            steps, tokens = steps + stats.steps, tokens + stats.tokens
-            ms["drafted"] += stats.wall_ms / stats.tokens
-            stats = auto.complete(prompt, max_tokens=predict).stats
-            ms["auto"] += stats.wall_ms / stats.tokens
-            stats = auto.complete(prompt, max_tokens=max(1, predict // 4), plain=True).stats
-            ms["plain"] += stats.wall_ms / stats.tokens
+            some, more, each = answer(engine, prompt, predict, clock, plain=False)
+            steps, tokens, ms["drafted"] = steps + some, tokens + more, ms["drafted"] + each
+            ms["auto"] += answer(auto, prompt, predict, clock, plain=False)[2]
+            ms["plain"] += answer(auto, prompt, predict // 2 + 1, clock, plain=True)[2]
         found[str(depth)] = {
             "acceptance_length": round(tokens / steps, 4),
             **{f"{name}_ms": round(sum_ms / len(questions), 2) for name, sum_ms in ms.items()},
@@ -76,6 +95,7 @@ def prefill(
     drafter: DSpineDrafter,
     tokens: list[int],
     threads: int | None,
+    clock: Callable[[], float],
     *,
     rounds: int,
     budget_s: float,
@@ -88,7 +108,6 @@ def prefill(
     starts = range(0, len(tokens), BATCH)
     names = ("plain", "drafter")
     ms: dict[str, list[list[float]]] = {name: [[] for _ in starts] for name in names}
-    cpu_ms: dict[str, list[list[float]]] = {name: [[] for _ in starts] for name in names}
     targets = {
         name: LlamaTarget(
             Context(
@@ -117,15 +136,14 @@ def prefill(
         for index, start in enumerate(starts):
             chunk = tokens[start : start + BATCH]
             for name in names if (index + turn) % 2 else names[::-1]:
-                started, cpu_started = perf_counter(), process_time()
+                started = clock()
                 targets[name].decode(chunk, start, "none")
                 if name == "drafter":
                     proposer.saw_prompt(start, len(chunk))
                     if start + BATCH >= len(tokens):
                         proposer.flush(len(tokens))
                 targets[name].wait()
-                ms[name][index].append((perf_counter() - started) * 1000.0)
-                cpu_ms[name][index].append((process_time() - cpu_started) * 1000.0)
+                ms[name][index].append((clock() - started) * 1000.0)
         took = perf_counter() - turn_began
     for target in targets.values():
         target.context.close()
@@ -135,18 +153,13 @@ def prefill(
         for turn in range(done)
     ]
     least = {name: sum(map(min, batches)) for name, batches in ms.items()}
-    found: dict[str, Any] = {
+    return {
         "tokens": len(tokens),
         "rounds": done,
         **{f"{name}_ms": round(value, 1) for name, value in least.items()},
         "ratio": round(least["plain"] / least["drafter"], 4),
         "ratio_of_each_round": [round(ratio, 4) for ratio in each],
     }
-    if threads == 1:
-        least = {name: sum(map(min, batches)) for name, batches in cpu_ms.items()}
-        found |= {f"{name}_cpu_ms": round(value, 1) for name, value in least.items()}
-        found["cpu_ratio"] = round(least["plain"] / least["drafter"], 4)
-    return found
 
 
 def main() -> None:
@@ -161,7 +174,10 @@ def main() -> None:
     path, drafter = choose_pair(arguments.model, arguments.model_draft)
     if drafter is None:
         raise SystemExit("this target has no drafter: name one with -md")
+    alone = arguments.threads == 1
+    clock = process_time if alone else perf_counter
     document: dict[str, Any] = {"drafts": DRAFTS, "predict": arguments.predict}
+    document["times"] = "of the processor, one thread" if alone else "elapsed"
     usual: dict[str, Any] = {"n_threads": arguments.threads, "probe": False}
     options = {**usual, "calibrate": False}
     if arguments.only != "prefill":
@@ -172,7 +188,7 @@ def main() -> None:
             dspine.load(path, drafter, n_ctx=8192, **usual) as auto,
         ):
             questions = [prompt for _, _, prompt in common.prompts(count=arguments.count)]
-            document["depth"] = at_depths(engine, auto, questions, arguments.predict)
+            document["depth"] = at_depths(engine, auto, questions, arguments.predict, clock)
     if arguments.only != "depth":
         with dspine.load(path, proposer="none", **options) as engine:
             tokens = document_tokens(engine, arguments.prefill_tokens)
@@ -190,6 +206,7 @@ def main() -> None:
                 network,
                 tokens,
                 arguments.threads,
+                clock,
                 rounds=max(1, arguments.rounds),
                 budget_s=arguments.budget,
             )
