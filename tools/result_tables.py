@@ -108,6 +108,22 @@ def rollback(result: Result) -> Rows:
     ]
 
 
+def depth(result: Result) -> Rows:
+    """Acceptance and speed by the depth at which an answer begins."""
+    drafts = result["drafts"]
+    rows = [
+        [
+            *("context", "tokens a verify", "ms a token, plain"),
+            *(f"{drafts} drafts of the network", "`auto`"),
+        ]
+    ]
+    for count, found in result["depth"].items():
+        speeds = [f"{found[key]:.2f} of plain" for key in ("speedup", "speedup_auto")]
+        length, plain = found["acceptance_length"], found["plain_ms"]
+        rows.append([count, f"{length:.2f}", f"{plain:.1f}", *speeds])
+    return rows
+
+
 def width(result: Result) -> Rows:
     """Speeds of replayed policies as multiples of plain decoding."""
     speeds = result["results"]["all prompts"]["speed"]
@@ -226,6 +242,7 @@ TABLES: Mapping[str, Table] = {
     "decode-rows": Table("decode_rows", decode_rows),
     "verify-cost": Table("verify_cost", verify_cost),
     "rollback": Table("rollback", rollback),
+    "depth": Table("depth", depth),
     "width": Table("width", width),
     "leads": Table("width", leads),
     "drafters": Table("drafters", drafters),
