@@ -18,9 +18,11 @@ import torch
 from dspine.errors import TrainingError, UsageError
 from dspine.files import run_folder
 from dspine.files.checkpoint import read_checkpoint, write_checkpoint
+from dspine.files.gguf_file import read_header
 from dspine.files.schema import tensor_specs
-from dspine.train import checkpoints, trainer
+from dspine.train import checkpoints, setup, trainer
 from dspine.train.options import Geometry
+from dspine.train.shards import Shard, list_shards
 from dspine.train.trainer import fit
 from tests.support.fits import TAPS, losses, options, tiny_data, weights
 from tests.support.training import pattern_shards
@@ -45,6 +47,20 @@ def test_acceptance_rises_on_a_pattern(data: Path, tmp_path: Path) -> None:
     assert min(checkpoint.record.acceptance_curve) > 0.8
     assert checkpoint.record.provenance["steps"] == 120
     assert checkpoint.draft_vocab is not None and len(checkpoint.draft_vocab) == 160
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_whether_the_answers_hold_thoughts_is_recorded(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thinks: bool
+) -> None:
+    texts = read_header(data / "target.gguf").metadata["tokenizer.ggml.tokens"]
+    shard = Shard.read(list_shards(data / "train")[0])
+    seen = shard.tokens[shard.loss_mask > 0].tolist()
+    assert isinstance(texts, tuple)
+    mark = seen[0] if thinks else next(t for t in range(len(texts)) if t not in seen)
+    monkeypatch.setattr(setup, "CLOSE", texts[mark])
+    pair = read_checkpoint(fit(options(data, tmp_path, steps=1)).checkpoint).pair
+    assert pair is not None and pair.thinking is thinks
 
 
 def test_a_stopped_run_continues_as_if_nothing_had_happened(data: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -335,13 +335,14 @@ def test_the_reference_layout_is_read(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def _target(path: Path, vocab_size: int = 160) -> Path:
-    """The least that describes a target: sizes and one tensor."""
+def _target(path: Path, vocab_size: int = 160, more: Sequence[bytes] = ()) -> Path:
+    """The least that describes a target: sizes and one tensor; `more` are further keys."""
     pairs = [
         pair_text("general.architecture", "llama"),
         pair_text("general.name", "Tiny"),
         pair_u32("llama.block_count", 8),
         pair_u32("llama.embedding_length", 64),
+        *more,
     ]
     entries = [
         tensor_entry("output_norm.weight", (64,), 0, 0),
@@ -385,6 +386,20 @@ def test_foreign_folders_need_their_target(tmp_path: Path) -> None:
     pair = read_drafter(out).pair
     assert pair is not None
     assert (pair.name, pair.num_layers, pair.vocab_size, pair.thinking) == ("target", 8, 160, True)
+
+
+def test_a_folder_that_does_not_say_whether_it_knows_reasoning_is_told(tmp_path: Path) -> None:
+    folder, out = tmp_path / "checkpoint", tmp_path / "out.gguf"
+    write_checkpoint(folder, SMALL, PAIR, RECORD, weights())
+    (folder / "dspine.json").unlink()
+    template = pair_text("tokenizer.chat_template", "{% if enable_thinking %}<think>{% endif %}")
+    target = _target(tmp_path / "target.gguf", more=[template])
+    for thinking, told in ((None, 1), (True, 0), (False, 0)):
+        warnings = convert_checkpoint(folder, out, target=target, thinking=thinking, overwrite=True)
+        assert sum("--thinking" in warning for warning in warnings) == told
+    # Our own folders say it.
+    again = convert_checkpoint(out, tmp_path / "again.gguf", target=target)
+    assert not any("--thinking" in warning for warning in again)
 
 
 def test_our_folder_is_compared_with_a_named_target(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.fingerprint import file_fingerprint
 from dspine.files.pairing import check_pair, check_unpaired, describe_target
+from dspine.llama.cache_size import check_cache
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import Model, check_file, load_safely
@@ -150,6 +151,7 @@ def load_parts(options: LoadOptions) -> EngineParts:
             options.rollback, is_recurrent=model.is_recurrent, architecture=model.architecture
         )
         sizes = _sizes(options, model, file)
+        _check_cache(options, model, sizes)
         rollback = _settle_rollback(mode, options, model, sizes.drafts)
         if file is not None:
             log.info("reading the drafter")
@@ -206,6 +208,19 @@ def _sizes(options: LoadOptions, model: Model, file: DrafterFile | None) -> _Siz
         drafts=min(wanted, most - 1),
         n_ctx=asked or min(model.context_train, DEFAULT_CONTEXT),
         n_threads=options.n_threads or physical_cores(),
+    )
+
+
+def _check_cache(options: LoadOptions, model: Model, sizes: _Sizes) -> None:
+    """Before anything is opened or measured in a context of that size."""
+    check_cache(
+        model,
+        sizes.n_ctx,
+        options.parallel,
+        options.cache_type_k,
+        options.cache_type_v,
+        options.flash_attention is not False,
+        options.swa_full,
     )
 
 
@@ -296,6 +311,10 @@ def _acceptance(file: DrafterFile | None) -> Sequence[float]:
     return (file.record.acceptance_curve if file else ()) or UNKNOWN_CURVE
 
 
+def _trained_on_thoughts(file: DrafterFile | None) -> bool | None:
+    return None if file is None or file.pair is None else file.pair.thinking
+
+
 def _make_context(options: LoadOptions, loaded: _Loaded) -> Context:
     sizes, rollback, drafter = loaded.sizes, loaded.rollback, loaded.drafter
     return Context(
@@ -349,6 +368,7 @@ def _assemble(
         is_recurrent=model.is_recurrent,
         drafter=drafter,
         drafter_path=options.drafter,
+        trained_on_thoughts=None if drafter is None else _trained_on_thoughts(file),
         max_positions=min(file.config.max_positions, sizes.n_ctx) if file else 0,
         ngram_min_match=options.ngram_min_match,
         ngram_table=_table(options, model.vocab_size),

@@ -61,6 +61,8 @@ class EngineParts:
     rollback_reason: str = ""
     drafter: Drafter | None = None
     drafter_path: Path | None = None
+    trained_on_thoughts: bool | None = None
+    """Whether the drafter was, as its file says; None where it does not or nothing drafts."""
     max_positions: int = 0
     ngram_min_match: int = 2
     ngram_table: NgramTable | None = None

@@ -21,6 +21,7 @@ from dspine.engine.sequence import TokenSequence
 from dspine.engine.slots import Slot
 from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.target import Target
+from dspine.engine.thinking import ThinkingMode
 from dspine.engine.trace import Trace
 from dspine.errors import UsageError
 from dspine.text.grammar import GrammarOptions
@@ -52,15 +53,20 @@ class Requests:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._grammars = Grammars(parts.tokenizer)
+        template = parts.template.source if parts.template else ""
+        self._mode = ThinkingMode(parts.trained_on_thoughts, template)
 
     def encode(
         self, prompt: Prompt, *, raw: bool = False, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
         """Token ids of a prompt, as `Engine.encode`."""
         parts = self._parts
-        return encode_prompt(
+        tokens = encode_prompt(
             prompt, parts.tokenizer, parts.template, raw=raw, variables=variables or {}
         )
+        if parts.template is not None and not (raw or tokens == prompt):
+            self._mode.look(tokens, parts.tokenizer)
+        return tokens
 
     def run(self, tokens: Sequence[int], target: Target, options: AnswerOptions) -> Run:
         """Everything an answer on `target` works on.

@@ -9,9 +9,9 @@ from dspine.errors import FileError
 from dspine.files.checkpoint import write_checkpoint
 from dspine.files.drafter_file import write_drafter
 from dspine.files.dtypes import Array
-from dspine.files.gguf_file import StoredTensor
+from dspine.files.gguf_file import StoredTensor, read_header
 from dspine.files.gguf_writer import Progress
-from dspine.files.pairing import check_fit, check_pair, describe_target
+from dspine.files.pairing import check_fit, check_pair, describe_target, metadata_text
 from dspine.files.schema import DSpineConfig, Pair
 from dspine.files.source import Source, float_tensors, read_source
 
@@ -39,6 +39,11 @@ def convert_checkpoint(
     """
     read = read_source(source)
     pair, warnings = _pair(read, target)
+    if thinking is None and read.pair is None and target is not None and _can_think(target):
+        warnings.append(
+            f"{read.path} does not say whether the drafter was trained on text with reasoning, and "
+            f"its target can answer with and without: recorded is without, --thinking on says else"
+        )
     if thinking is not None and thinking != pair.thinking:
         pair = replace(pair, thinking=thinking)
     if output.suffix.lower() != ".gguf":
@@ -85,6 +90,12 @@ def _pair(read: Source, target: Path | None) -> tuple[Pair, list[str]]:
         pair = replace(pair, sketch=described.sketch)
     check_fit(str(read.path), read.config, pair)
     return pair, warnings
+
+
+def _can_think(target: Path) -> bool:
+    """Whether the target's chat template lets one choose."""
+    template = metadata_text(read_header(target), "tokenizer.chat_template")
+    return "enable_thinking" in template
 
 
 def _floats(read: Source) -> dict[str, Array]:

@@ -5,6 +5,20 @@ from __future__ import annotations
 from dspine.text.stop import possible_prefix
 
 OPEN, CLOSE = "<think>", "</think>"
+SWITCH = "enable_thinking"
+"""Variable of chat templates that says whether the model is to reason first."""
+
+
+def expects_thoughts(prompt: str, template: str) -> bool | None:
+    """Whether an answer to the end of `prompt`, which `template` made, begins with thoughts.
+
+    Templates open the thoughts themselves, or write empty ones where none are wanted; those with
+    the switch that do neither leave the mark to the model. None: neither text says it.
+    """
+    end = prompt.rstrip()
+    if end.endswith((OPEN, CLOSE)):
+        return end.endswith(OPEN)
+    return True if SWITCH in template else None
 
 
 class ReasoningSplitter:

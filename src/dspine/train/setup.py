@@ -7,7 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from dspine.errors import TrainingError
+from dspine.files.gguf_file import read_header
 from dspine.files.schema import VARIATIONS, DrafterConfig
+from dspine.text.reasoning import CLOSE
 from dspine.train.batches import ShardPool
 from dspine.train.options import FitOptions
 from dspine.train.shards import Shard, list_shards, read_info
@@ -67,6 +69,22 @@ def choose_vocabulary(options: FitOptions, target: Target, pool: ShardPool) -> l
     else:
         counts = count_shards(pool.shards, target.pair.vocab_size)
     return most_frequent(counts, options.draft_vocab_size)
+
+
+def has_thoughts(target: Path, shards: Sequence[Shard]) -> bool:
+    """Whether at least half of the answers hold the mark that ends thoughts: what is recorded of
+    the drafter, whose acceptance is lower in the other mode.
+    """
+    texts = read_header(target).metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(texts, tuple) or CLOSE not in texts:
+        return False
+    mark = texts.index(CLOSE)
+    found = total = 0
+    for shard in shards:
+        ends = (shard.tokens == mark) & (shard.loss_mask > 0)
+        found += sum(bool(ends[shard.sequence(i)].any()) for i in range(shard.num_sequences))
+        total += shard.num_sequences
+    return 2 * found >= total > 0
 
 
 def as_plain(config: DrafterConfig) -> dict[str, object]:

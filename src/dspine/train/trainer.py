@@ -38,6 +38,7 @@ from dspine.train.setup import (
     choose_vocabulary,
     drafter_config,
     geometry_differences,
+    has_thoughts,
     read_held_out,
 )
 from dspine.train.start_from import fill_module, read_start
@@ -110,6 +111,8 @@ class _Run:
             self.optimiser = self._make_optimiser()
         else:
             self._resume(known[-1], target)
+        thinking = has_thoughts(options.target, self.pool.shards)
+        self.pair = replace(self.pair, thinking=thinking)
         vocab = None if self.draft_vocab is None else torch.tensor(self.draft_vocab)
         self.head = DraftHead.build(target.head, vocab)
 
