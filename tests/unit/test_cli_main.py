@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ import click
 import pytest
 
 import dspine
-from dspine.cli.main import SPEC_TYPE, add_commands, cli, complain, run_cli
-from dspine.cli.options import Options, present_names
+from dspine.cli.main import add_commands, cli, complain, run_cli
+from dspine.cli.options import EARLIER_NAMES, Options, present_names
+from dspine.cli.other_flags import ABSENT
 from dspine.cli.output import size
 from dspine.errors import DspineError, FileError, LibraryError, TrainingError, UsageError
+from dspine.settings import SETTINGS
 
 
 @pytest.fixture
@@ -130,7 +133,7 @@ def test_a_sentence_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     program = (
-        "import sys; from dspine.cli.main import run_cli; run_cli(['--help']);"
+        "import sys; from dspine.cli.main import add_commands, cli, complain, run_cli
         "heavy = {'numpy', 'torch', 'llama_cpp', 'gguf', 'jinja2', 'rich'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -186,7 +189,7 @@ def test_an_interrupt_while_commands_are_imported_ends_quietly() -> None:
         "import os, signal, sys\n"
         # A shell that starts tests in the background has children ignore it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from dspine.cli.main import main\n"
+        "from dspine.cli.main import add_commands, cli, complain, run_cli
         "class Finder:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'dspine.cli.bench':\n"
@@ -242,6 +245,23 @@ def test_a_prompt_may_be_called_like_a_flag_of_earlier(
     assert notice == "dspine: --draft-n is called --spec-draft-n-max now"
 
 
-def test_the_kind_of_a_drafter_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(["run", "--spec-type", "draft-dflash", "hello"]) == 2
-    assert capsys.readouterr().err == f"dspine: {SPEC_TYPE}\n"
+@pytest.mark.parametrize("name", sorted(ABSENT))
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_flags_of_llama_cpp_that_are_not_here_say_what_is(
+    name: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli([command, name, "draft-dflash", "hello"]) == 2
+    assert capsys.readouterr().err == f"dspine: there is no {name}: {ABSENT[name]}\n"
+
+
+def test_a_prompt_that_is_called_like_such_a_flag_is_a_prompt() -> None:
+    assert present_names(["-p", "-ctkd", "--", "-sm"], {"-p"}) == ["-p", "-ctkd", "--", "-sm"]
+
+
+def test_no_flag_of_ours_is_said_to_be_missing() -> None:
+    ours = {flag for setting in SETTINGS for flag in setting.flags}
+    assert ours.intersection(ABSENT) == {"--device"} and ours.isdisjoint(EARLIER_NAMES)
+    shown = {
+        word for answer in ABSENT.values() for word in re.findall(r"(?<!\w)--?[a-z-]+", answer)
+    }
+    assert shown and shown <= ours

@@ -12,13 +12,10 @@ from functools import cache
 import click
 
 from dspine.cli import INTERRUPTED
+from dspine.cli.other_flags import instead_of
 from dspine.errors import DspineError
 
 TRAINING_MODULES = ("torch", "safetensors")
-SPEC_TYPE = (
-    "there is no --spec-type: what kind a drafter is stands in its file (-md), and --proposer "
-    "chooses who drafts"
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -116,8 +113,10 @@ def complain(sentence: str, code: int) -> int:
 
 
 def usage_sentence(error: click.ClickException) -> str:
-    if isinstance(error, click.NoSuchOption) and error.option_name == "--spec-type":
-        return SPEC_TYPE
+    if isinstance(error, click.NoSuchOption):
+        answer = instead_of(error.option_name)
+        if answer is not None:
+            return answer
     message = error.format_message().rstrip(".")
     message = message.replace(". Did you mean ", ": did you mean ")
     message = message.replace(". (Did you mean ", " (did you mean ")

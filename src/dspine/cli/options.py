@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from dspine.cli.other_flags import instead_of
 from dspine.errors import UsageError
 from dspine.settings import Setting, Value, resolve, settings_of
 
@@ -103,6 +104,8 @@ def present_names(arguments: Sequence[str], with_value: Collection[str]) -> list
     """The arguments of a command with today's names for flags that llama.cpp has renamed.
 
     What follows a flag of `with_value` is its value, a prompt for example, and stays as it is.
+    Raises UsageError for short flags that dspine does not have: -ctkd would else be -c with a
+    value.
     """
     found: list[str] = []
     is_value = False
@@ -110,6 +113,9 @@ def present_names(arguments: Sequence[str], with_value: Collection[str]) -> list
         if argument == "--" and not is_value:
             return [*found, *arguments[place:]]
         name, equals, value = argument.partition("=")
+        answer = None if is_value or name.startswith("--") else instead_of(name)
+        if answer is not None:
+            raise UsageError(answer)
         if name in EARLIER_NAMES and not is_value:
             present = EARLIER_NAMES[name]
             click.echo(f"dspine: {name} is called {present} now", err=True)
