@@ -15,7 +15,7 @@ from dspine.cli.main import run_cli
 from dspine.engine import calibrate
 from dspine.llama import probe as probe_module
 from dspine.llama.probe import CURE, ProbeResult
-from tests.support.drafter_files import gguf_bytes, pair_text, tensor_entry
+from tests.support.drafter_files import gguf_bytes, pair_text, pair_u32, tensor_entry
 from tests.support.tiny_models import tiny_llama
 from tests.support.tiny_pair import write_pair_drafter
 
@@ -73,10 +73,11 @@ def truncated(path: Path, source: Path) -> Path:
     return path
 
 
-def foreign(path: Path, architecture: str) -> Path:
-    """A complete file of another architecture."""
+def foreign(path: Path, architecture: str, *more: bytes) -> Path:
+    """A complete file of another architecture; `more` are its further keys."""
     tensor, data = tensor_entry("x", (32,), 0, 0), bytes(128)
-    path.write_bytes(gguf_bytes([pair_text("general.architecture", architecture)], [tensor], data))
+    keys = [pair_text("general.architecture", architecture), *more]
+    path.write_bytes(gguf_bytes(keys, [tensor], data))
     return path
 
 
@@ -90,6 +91,12 @@ def bad(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     text.write_text("this is no model at all")
     deep = write_pair_drafter(folder / "deep.gguf", target, taps=(0, 3))
     dflash, clip = foreign(folder / "dflash.gguf", "dflash"), foreign(folder / "clip.gguf", "clip")
+    eagle3, tomorrow = (
+        foreign(folder / "eagle3.gguf", "eagle3"),
+        foreign(folder / "9.gguf", "llama9"),
+    )
+    layers = [pair_u32("qwen35.block_count", 4), pair_u32("qwen35.nextn_predict_layers", 1)]
+    mtp = foreign(folder / "mtp.gguf", "qwen35", *layers)
     return {
         "missing target": arguments(folder / "gone.gguf", None, PROMPT),
         "missing drafter": arguments(target, folder / "gone.gguf", PROMPT),
@@ -108,6 +115,12 @@ def bad(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> di
         "tap beyond the last layer": arguments(target, deep, PROMPT),
         "prompt longer than -c": arguments(target, drafter, "a" * 300),
         "-c beyond the window": arguments(target, drafter, "-c", "2049", PROMPT),
+        "-c beyond all memory": arguments(target, drafter, "-c", "100000000", PROMPT),
+        "EAGLE-3 as drafter": arguments(target, eagle3, PROMPT),
+        "EAGLE-3 as target": arguments(eagle3, None, PROMPT),
+        "MTP layers as drafter": arguments(target, mtp, PROMPT),
+        "MTP layers as target": arguments(mtp, None, PROMPT),
+        "an architecture of tomorrow": arguments(tomorrow, None, PROMPT),
         "empty prompt": arguments(target, drafter, ""),
     }
 
@@ -123,15 +136,30 @@ def bad(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> di
         ("truncated target", "t.gguf cannot be loaded"),
         ("truncated drafter", "d.gguf is damaged"),
         ("drafter as target", "drafter.gguf is a DSpine drafter, not a target"),
-        ("target as drafter", "target.gguf is no drafter: its architecture is 'llama'"),
+        (
+            "target as drafter",
+            "target.gguf is no drafter that dspine runs: it is of architecture 'llama'",
+        ),
         ("dflash as target", "dflash.gguf is a drafter of the DFlash family, not a target"),
         ("dflash as drafter", "dflash.gguf"),
         ("projector as target", "clip.gguf is a multimodal projector (mmproj), not a target"),
-        ("projector as drafter", "clip.gguf is no drafter: its architecture is 'clip'"),
+        (
+            "projector as drafter",
+            "clip.gguf is no drafter that dspine runs: it is a multimodal projector",
+        ),
         ("drafter of another target", "vocabulary size is 320"),
         ("tap beyond the last layer", "layer 3"),
         ("prompt longer than -c", "the prompt has 300 tokens, the context has 256"),
         ("-c beyond the window", "2049 tokens is above the 2048"),
+        ("-c beyond all memory", "100000000 tokens is above the 2048"),
+        ("EAGLE-3 as drafter", "it is an EAGLE-3 drafter; name a file that"),
+        ("EAGLE-3 as target", "eagle3.gguf is an EAGLE-3 drafter, not a target"),
+        ("MTP layers as drafter", "it is a qwen35 model or its next-token (MTP) layers"),
+        (
+            "MTP layers as target",
+            "mtp.gguf holds next-token (MTP) layers of a qwen35 model and not",
+        ),
+        ("an architecture of tomorrow", "architecture 'llama9', which this llama.cpp library does"),
         ("empty prompt", "the prompt is empty"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_file_with_missing_tensors_is_refused_by_name(tmp_path: Path) -> None:
         ("dspine", "is a DSpine drafter, not a target: name the language model's own file"),
         ("dflash", "is a drafter of the DFlash family, not a target"),
         ("clip", r"is a multimodal projector \(mmproj\), not a target"),
-        ("nosuch", "unknown model architecture: 'nosuch'"),
+        ("nosuch", "is a model of architecture 'nosuch', which this llama.cpp library does not"),
     ],
 )
 def test_files_of_an_architecture_that_is_no_target_are_explained(

@@ -16,10 +16,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError
 from dspine.files import drafter_keys
 from dspine.files.dtypes import Q8_BLOCK, WEIGHT_TYPES, Array, encode
-from dspine.files.gguf_file import GgufFile, StoredTensor, find_tensor
+from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
 from dspine.files.gguf_writer import Progress, TensorToWrite, write_gguf
 from dspine.files.mapped import printable, release
 from dspine.files.pairing import check_fit
@@ -86,6 +87,16 @@ class DrafterFile:
         }
 
 
+def _what_else(header: GgufHeader) -> str:
+    """What a file is that is no drafter of ours."""
+    architecture = header.architecture
+    if architecture in NOT_TARGETS:
+        return NOT_TARGETS[architecture]
+    if header.metadata.get(f"{architecture}.nextn_predict_layers"):
+        return f"a {architecture} model or its next-token (MTP) layers"
+    return f"of architecture {architecture or 'not given'!r}"
+
+
 def write_drafter(
     path: Path,
     config: DrafterConfig,
@@ -140,8 +151,7 @@ def read_drafter(path: Path) -> DrafterFile:
     header = gguf.header
     if header.architecture not in (ARCHITECTURE, DFLASH_ARCHITECTURE):
         raise FileError(
-            f"{path} is no drafter: its architecture is {header.architecture or 'not given'!r}, "
-            f"expected {ARCHITECTURE!r} or {DFLASH_ARCHITECTURE!r}: name a file that "
+            f"{path} is no drafter that dspine runs: it is {_what_else(header)}; name a file that "
             f"`dspine convert` made, or a DFlash GGUF"
         )
     stored_vocab = header.tensors.get(DRAFT_VOCAB_TENSOR)

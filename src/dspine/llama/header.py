@@ -33,6 +33,8 @@ class Header:
     matrix_bytes: Mapping[int, int]
     """Bytes in this file by such number, without the stacked matrices of experts; empty when it
     is too short for them."""
+    has_trunk: bool = True
+    """False where the file holds nothing but built-in next-token (MTP) layers."""
 
 
 def read_header(path: Path) -> Header | None:
@@ -61,8 +63,11 @@ def _read(path: Path, file_size: int, _modified: int) -> Header | None:
         return None
     try:
         matrix_bytes: dict[int, int] = defaultdict(int)
+        begins = False
         for i in range(count(header)):
-            stacked = b"_exps." in tensor_name(header, i)
+            name = tensor_name(header, i)
+            begins = begins or name.startswith(b"blk.0.")
+            stacked = b"_exps." in name
             matrix_bytes[tensor_type(header, i)] += 0 if stacked else tensor_size(header, i)
         types = tuple(sorted(matrix_bytes))
         if sum(matrix_bytes.values()) > file_size:
@@ -70,8 +75,15 @@ def _read(path: Path, file_size: int, _modified: int) -> Header | None:
         key = find(header, b"general.architecture")
         named = key >= 0 and kind(header, key) == string_type
         architecture = string(header, key).decode("utf-8", "replace") if named else "unknown"
-        key = find(header, f"{architecture}.block_count".encode())
-        known = key >= 0 and kind(header, key) == uint32
-        return Header(architecture, unsigned(header, key) if known else None, types, matrix_bytes)
+        layers, extra = (
+            unsigned(header, key) if key >= 0 and kind(header, key) == uint32 else None
+            for key in (
+                find(header, f"{architecture}.{name}".encode())
+                for name in ("block_count", "nextn_predict_layers")
+            )
+        )
+        # A part of a split file may have no tensors at all.
+        has_trunk = not extra or (layers != extra and (begins or not types))
+        return Header(architecture, layers, types, matrix_bytes, has_trunk)
     finally:
         close(header)

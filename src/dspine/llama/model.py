@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from contextlib import ExitStack
 from pathlib import Path
@@ -215,6 +216,12 @@ def check_file(path: Path) -> None:
 
 
 def _load_failure(path: Path, reason: str) -> str:
+    unknown = re.search(r"unknown model architecture: '([^']*)'", reason)
+    if unknown:
+        return (
+            f"{path} is a model of architecture {unknown[1]!r}, which this llama.cpp library does "
+            "not know (`dspine doctor` shows its version): choose another model"
+        )
     return f"{path} cannot be loaded: {reason}; if it was downloaded, check that it is complete"
 
 
@@ -228,6 +235,11 @@ def _check_header(path: Path) -> Header | None:
     what = NOT_TARGETS.get(header.architecture)
     if what is not None:
         raise FileError(f"{path} is {what}, not a target: name the language model's own file")
+    if not header.has_trunk:
+        raise FileError(
+            f"{path} holds next-token (MTP) layers of a {header.architecture} model and not the "
+            "model: name the model's own file"
+        )
     if header.num_layers is not None and not 1 <= header.num_layers <= MOST_LAYERS:
         raise FileError(
             f"{path} says that it has {header.num_layers} layers, possible are 1 to "

@@ -60,7 +60,13 @@ class ContextCache:
             self.keys.append(self.store.declare(f"k{i}", cache_type, shape))
             self.values.append(self.store.declare(f"v{i}", cache_type, shape))
         self._type = np.dtype(np.float16 if cache_type == "f16" else np.float32)
-        self.store.allocate()
+        try:
+            self.store.allocate()
+        except CapacityError as error:
+            raise CapacityError(
+                f"the drafter's context of {self.capacity} positions does not fit into memory "
+                f"({error.args[0].partition(':')[0]}): choose a smaller context (-c)"
+            ) from error
         # Masked rows are multiplied by 0, which only helps when they hold numbers.
         self.store.clear()
 
