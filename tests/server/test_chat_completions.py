@@ -311,6 +311,27 @@ def test_a_least_number_of_tokens_below_the_limit_is_the_engines_business() -> N
         assert least["usage"]["completion_tokens"] < 7
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["reasoning_budget", "thinking_budget_tokens", "thinking_token_budget", "thinking_budget"],
+)
+def test_a_limit_of_thoughts_has_many_names(name: str) -> None:
+    def asked(body: dict[str, Any], usual: int | None = None) -> Any:
+        defaults = Defaults(SamplingOptions(), None, max_thoughts=usual)
+        return chat_wish(ChatBody.model_validate(body), defaults).options.get("max_thoughts")
+
+    assert asked({**ASK, name: 100}) == 100
+    assert asked({**ASK, name: 0}, 50) == 0
+    assert asked({**ASK, name: -1}, 50) is None
+    assert asked(ASK, 50) == 50
+    # The server's own limit is no reason to refuse a form that leaves no room for thoughts.
+    assert asked({**ASK, "response_format": {"type": "json_object"}}, 50) is None
+    with served("Hi.") as client:
+        reply = client.post("/v1/chat/completions", json={**ASK, name: 100})
+    assert reply.status_code == 400
+    assert "no tokens of its own for <think>" in reply.json()["error"]["message"]
+
+
 def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_it() -> None:
     body = ChatBody.model_validate(
         {

@@ -51,7 +51,7 @@ def make_engine(
         EngineParts(
             model_path=Path("target.gguf"),
             target=target,
-            tokenizer=ByteTokenizer(),
+            tokenizer=parts.pop("tokenizer", ByteTokenizer()),
             policy=FixedWidth({"dspine": drafts, "ngram": drafts}),
             proposer=parts.pop("proposer", "dspine" if drafter else "ngram"),
             template=ChatTemplate(template, bos="<s>") if template else None,

@@ -280,6 +280,16 @@ def test_the_speed_line_has_hand_computed_numbers() -> None:
 def test_the_speed_line_says_why_drafting_is_off() -> None:
     line = speed_line(replace(STATS, drafted=0, disabled_reason="it does not pay here"))
     assert line.endswith("plain · drafting off: it does not pay here")
+    silent = replace(STATS, drafted=0)
+    assert speed_line(silent).endswith(" · plain")
+    assert speed_line(silent, may_draft=True).endswith(" · plain, as no draft promised to pay")
+
+
+def test_an_answer_that_might_have_had_drafts_says_why_it_has_none(
+    seen: list[Options], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["run", "-n", "1", "abcdab"]) == 0
+    assert capsys.readouterr().err.endswith(" · plain, as no draft promised to pay\n")
 
 
 def comparison(divergence: Divergence | None) -> Comparison:

@@ -185,7 +185,8 @@ class Chat:
             click.echo()
         if finish is not None:
             self._answers.append(finish.stats)
-            click.echo(speed_line(finish.stats), err=True)
+            plain = self._settings.arguments()["plain"] or engine.proposer == "none"
+            click.echo(speed_line(finish.stats, may_draft=not plain), err=True)
         if finish is None or finish.reason == "cancelled":
             self._failed(INTERRUPTED)
             if self._session.messages == before:

@@ -13,8 +13,11 @@ import click
 from dspine.engine.stats import Stats
 
 
-def speed_line(stats: Stats) -> str:
-    """One line: tokens and rate, the prompt's rate, and what speculation did."""
+def speed_line(stats: Stats, *, may_draft: bool = False) -> str:
+    """One line: tokens and rate, the prompt's rate, and what speculation did.
+
+    `may_draft`: drafts were wanted, so that an answer without any needs a word.
+    """
     parts = [
         f"{stats.tokens} tokens in {stats.wall_ms / 1000:.2f} s",
         f"{stats.tokens_per_second:.1f} tokens/s",
@@ -36,7 +39,8 @@ def speed_line(stats: Stats) -> str:
             if name != "none"
         )
     else:
-        parts.append("plain")
+        chosen = may_draft and not stats.disabled_reason
+        parts.append("plain, as no draft promised to pay" if chosen else "plain")
     if stats.disabled_reason:
         parts.append(f"drafting off: {stats.disabled_reason}")
     return " · ".join(parts)

@@ -56,7 +56,7 @@ def command(options: Options, prompt_argument: str | None) -> int:
         if options.switch("json"):
             code = print_answer(events, about(engine), engine.tokenizer.piece)
         else:
-            code = stream(events)
+            code = stream(events, may_draft=engine.proposer != "none" and not limits["plain"])
         if session is not None and file is not None:
             session.save(file, overwrite=True)
         return code
@@ -76,7 +76,7 @@ def about(engine: Engine) -> dict[str, Any]:
     }
 
 
-def stream(events: Iterable[Event]) -> int:
+def stream(events: Iterable[Event], *, may_draft: bool = False) -> int:
     """Write text the moment it is certain, then the line of speed; returns the exit code."""
     finish = None
     for event in events:
@@ -86,7 +86,7 @@ def stream(events: Iterable[Event]) -> int:
             finish = event
     click.echo()
     if finish is not None:
-        click.echo(speed_line(finish.stats), err=True)
+        click.echo(speed_line(finish.stats, may_draft=may_draft), err=True)
     return exit_code(finish)
 
 

@@ -20,7 +20,7 @@ from dspine.cli.models import named_pair
 from dspine.cli.options import Options, settings_command
 from dspine.cli.output import warn
 from dspine.cli.sampling import read_sampling
-from dspine.cli.session import open_engine, read_variables
+from dspine.cli.session import open_engine, read_budget, read_variables
 from dspine.default_pair import choose_pair
 from dspine.errors import UsageError
 
@@ -56,7 +56,7 @@ def command(options: Options) -> int:
         read_origins(options.texts("cors_origin")),
     )
     model, _ = choose_pair(*named_pair(options))
-    limit = options.number("predict")
+    limit, thoughts = options.number("predict"), read_budget(options)
 
     def load() -> Engine:
         started = time.perf_counter()
@@ -71,10 +71,12 @@ def command(options: Options) -> int:
         seconds = time.perf_counter() - started
         slots = f", {engine.slots} slots of {engine.n_ctx} tokens" if engine.slots > 1 else ""
         click.echo(f"loaded {model.name} in {seconds:.1f} s{slots}", err=True)
+        if engine.rollback != "trim":
+            click.echo(f"rollback {engine.rollback}: {engine.rollback_reason}", err=True)
         return engine
 
     def defaults(engine: Engine) -> Defaults:
-        return make_defaults(engine, sampling, None if limit < 0 else limit, variables)
+        return make_defaults(engine, sampling, None if limit < 0 else limit, variables, thoughts)
 
     made = Service(
         load,
@@ -125,6 +127,7 @@ def make_defaults(
     sampling: SamplingOptions,
     max_tokens: int | None,
     variables: Mapping[str, Any],
+    max_thoughts: int | None = None,
 ) -> Defaults:
     """What holds where a request says nothing."""
     from dspine.server.requests import Defaults
@@ -133,6 +136,7 @@ def make_defaults(
         sampling=sampling,
         max_tokens=max_tokens,
         variables=variables,
+        max_thoughts=max_thoughts,
         template=engine.template_source,
         end_tokens=lambda: engine.end_tokens,
     )

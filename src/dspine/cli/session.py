@@ -34,6 +34,7 @@ class AnswerOptions:
     grammar: GrammarOptions | None
     sampling: SamplingOptions
     variables: Mapping[str, Any]
+    max_thoughts: int | None = None
 
     def arguments(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -86,7 +87,14 @@ def read_answer(options: Options) -> AnswerOptions:
         grammar=read_grammar(options),
         sampling=read_sampling(options),
         variables=read_variables(options.text("chat_template_kwargs")),
+        max_thoughts=read_budget(options),
     )
+
+
+def read_budget(options: Options) -> int | None:
+    """Tokens of thoughts at most, None without a limit."""
+    budget = options.number("reasoning_budget")
+    return None if budget < 0 else budget
 
 
 def read_variables(text: str | None) -> dict[str, Any]:

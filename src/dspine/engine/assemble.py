@@ -311,6 +311,16 @@ def _acceptance(file: DrafterFile | None) -> Sequence[float]:
     return (file.record.acceptance_curve if file else ()) or UNKNOWN_CURVE
 
 
+def _no_room(options: LoadOptions) -> str | None:
+    """Why nothing can be drafted, where batches hold no row beside the anchors."""
+    if options.proposer == "none" or options.n_batch >= 2 * options.parallel:
+        return None
+    return (
+        f"batches of {options.n_batch} tokens (-b) for {options.parallel} sequence(s) have no row "
+        f"for a draft"
+    )
+
+
 def _trained_on_thoughts(file: DrafterFile | None) -> bool | None:
     return None if file is None or file.pair is None else file.pair.thinking
 
@@ -370,11 +380,12 @@ def _assemble(
         drafter_path=options.drafter,
         trained_on_thoughts=None if drafter is None else _trained_on_thoughts(file),
         max_positions=min(file.config.max_positions, sizes.n_ctx) if file else 0,
+        promised=next(iter(file.record.acceptance_curve), None) if file else None,
         ngram_min_match=options.ngram_min_match,
         ngram_table=_table(options, model.vocab_size),
         plan=choice.plan,
         calibration=choice.measured,
-        disabled_reason=choice.disabled,
+        disabled_reason=choice.disabled or _no_room(options),
         notices=tuple(notices),
         made_with={
             "target": file_fingerprint(options.model),

@@ -182,6 +182,7 @@ class Engine:
         trace: Trace | None = None,
         cache_prompt: bool = True,
         max_drafts: int | None = None,
+        max_thoughts: int | None = None,
     ) -> Iterator[Event]:
         """Events of one answer: Prefill, Steps, Finish.
 
@@ -196,7 +197,9 @@ class Engine:
         prompt from the answer before is not decoded again (with a `trace` everything is).
         `max_drafts` bounds the drafts of each step, however many are thought to pay; where a
         fixed number was given (`spec_draft_n_max`) it stands for that number, up to the drafter's
-        block. All options are checked at once, before the first event is asked for.
+        block. `max_thoughts` bounds the tokens of thoughts between <think> marks: then only the
+        closing mark may follow. All options are checked at once, before the first event is asked
+        for.
         """
         tokens = self.encode(prompt, raw=raw, variables=variables)
         options = AnswerOptions(
@@ -211,6 +214,7 @@ class Engine:
             trace=trace,
             cache_prompt=cache_prompt,
             max_drafts=max_drafts,
+            max_thoughts=max_thoughts,
         )
         run = self._requests.run(tokens, self._slot.target, options)
         return self._exclusive(run, self._requests.stepper(run, self._slot, plain=options.plain))
@@ -229,6 +233,7 @@ class Engine:
         raw: bool = False,
         variables: Mapping[str, Any] | None = None,
         sampling: SamplingOptions | None = None,
+        max_thoughts: int | None = None,
         cancel: threading.Event | None = None,
         on_start: Callable[[str], None] | None = None,
     ) -> Comparison:
@@ -254,6 +259,7 @@ class Engine:
                     raw=raw,
                     variables=variables,
                     sampling=sampling,
+                    max_thoughts=max_thoughts,
                     cancel=cancel,
                     trace=trace,
                 )
@@ -268,7 +274,9 @@ class Engine:
                 self._slot.rollback,
                 answers[0],
                 answers[1],
-                lambda: self._requests.chooser(self._parts.target, sampling, tokens, grammar),
+                lambda: self._requests.chooser(
+                    self._parts.target, sampling, tokens, grammar, max_thoughts=max_thoughts
+                ),
             )
         return Comparison(answers[0][0], answers[1][0], divergence)
 

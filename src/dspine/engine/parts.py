@@ -64,6 +64,8 @@ class EngineParts:
     trained_on_thoughts: bool | None = None
     """Whether the drafter was, as its file says; None where it does not or nothing drafts."""
     max_positions: int = 0
+    promised: float | None = None
+    """Share of the drafter's first drafts that are right, as its file says."""
     ngram_min_match: int = 2
     ngram_table: NgramTable | None = None
     plan: WidthPlan | None = None

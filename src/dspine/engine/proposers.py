@@ -10,6 +10,7 @@ from dspine.drafters.base import Draft, DraftAsk, Drafter
 from dspine.engine.feed import FeatureFeed
 from dspine.engine.lookups import NGRAM, make_lookups
 from dspine.engine.ngram_table import NgramTable
+from dspine.engine.promise import Promise
 from dspine.engine.proposal import DRAFTER, MOST, NOTHING, Ask, Confirmed, Proposal, Proposer
 from dspine.engine.sequence import common_prefix
 from dspine.engine.target import Target
@@ -125,8 +126,11 @@ class DrafterProposer:
         *,
         max_positions: int,
         seq: int = 0,
+        promised: float | None = None,
     ) -> None:
-        """Anchors from `max_positions` on are beyond what the drafter was made for."""
+        """Anchors from `max_positions` on are beyond what the drafter was made for. `promised` is
+        the share of its first drafts that its file says are right.
+        """
         self.name = drafter.name
         self.disabled_reason: str | None = None
         self._policy = policy
@@ -134,6 +138,8 @@ class DrafterProposer:
         self._feed = FeatureFeed(target, drafter, seq)
         self._max_positions = max_positions
         self._seq = seq
+        self._promise = Promise(promised)
+        self._draws = False
         self._failures = 0
         self._first_visible = 0
 
@@ -202,6 +208,8 @@ class DrafterProposer:
         tokens = draft.tokens
         if not tokens:
             return NOTHING
+        if not self._draws:
+            self._promise.drafted(tokens[0])
         scores = draft.scores or (UNSCORED,) * len(tokens)
         return Proposal(tokens, scores, self.name, draft.drawn)
 
@@ -223,6 +231,7 @@ class DrafterProposer:
 
     def _width(self, ask: Ask, limit: int) -> int:
         """Of the block for at most `limit` drafts; 0 where there can be none."""
+        self._draws = ask.draw is not None
         if self.disabled_reason is not None:
             return 0
         count = min(
@@ -235,6 +244,7 @@ class DrafterProposer:
 
     def confirm(self, confirmed: Confirmed) -> None:
         position, row, tokens = confirmed
+        self._promise.confirmed(tokens[0])
         if position < self._max_positions and self.disabled_reason is None:
             try:
                 self._feed.take(position, row, len(tokens))
@@ -246,6 +256,7 @@ class DrafterProposer:
             self._guarded(lambda: self._feed.flush(position))
 
     def truncate(self, length: int) -> None:
+        self._promise.forget()
         if self.disabled_reason is None:
             self._guarded(lambda: self._feed.truncate(length - 1))
 

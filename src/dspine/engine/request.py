@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dspine.engine.choose import Chooser, Constraint, GreedyChooser
@@ -13,7 +13,7 @@ from dspine.engine.emit import Emitter
 from dspine.engine.least_tokens import LeastTokens
 from dspine.engine.logprobs import LogprobRecorder
 from dspine.engine.loop import Run, Stepper, check_fits
-from dspine.engine.parts import EngineParts
+from dspine.engine.parts import EngineParts, EngineTokenizer
 from dspine.engine.plain import PlainStepper
 from dspine.engine.prompt import Prompt, encode_prompt
 from dspine.engine.sampling import SamplingChooser, SamplingOptions
@@ -22,6 +22,7 @@ from dspine.engine.slots import Slot
 from dspine.engine.speculate import SpeculativeStepper
 from dspine.engine.target import Target
 from dspine.engine.thinking import ThinkingMode
+from dspine.engine.thought_limit import Marks, ThoughtLimit
 from dspine.engine.trace import Trace
 from dspine.errors import UsageError
 from dspine.text.grammar import GrammarOptions
@@ -43,6 +44,7 @@ class AnswerOptions:
     trace: Trace | None = None
     cache_prompt: bool = True
     max_drafts: int | None = None
+    max_thoughts: int | None = None
     tells_reading: bool = False
     """Whether the scheduler tells of parts of the prompt (`Reading`)."""
 
@@ -84,6 +86,8 @@ class Requests:
                 f"min_tokens is {options.min_tokens}, and a grammar says where the answer ends: "
                 f"leave out one of the two"
             )
+        if options.max_thoughts is not None:
+            self._check_thoughts(options)
         scores = None
         if options.logprobs is not None:
             scores = LogprobRecorder(options.logprobs, parts.tokenizer.vocab_size)
@@ -103,6 +107,7 @@ class Requests:
                 options.grammar,
                 scores,
                 min_tokens=options.min_tokens,
+                max_thoughts=options.max_thoughts,
             ),
             cancel=options.cancel or threading.Event(),
             trace=options.trace,
@@ -111,6 +116,16 @@ class Requests:
             max_drafts=options.max_drafts,
             tells_reading=options.tells_reading,
         )
+
+    def _check_thoughts(self, options: AnswerOptions) -> None:
+        if (options.max_thoughts or 0) < 0:
+            raise UsageError(f"max_thoughts is {options.max_thoughts}: it must be at least 0")
+        for name, given in (("a grammar", options.grammar), ("min_tokens", options.min_tokens)):
+            if given:
+                raise UsageError(
+                    f"max_thoughts is {options.max_thoughts} beside {name}, and an answer follows "
+                    f"one constraint: leave out one of the two"
+                )
 
     def stepper(self, run: Run, slot: Slot, *, plain: bool) -> Stepper:
         """How `run`, which works on the slot's target, makes its steps."""
@@ -130,6 +145,7 @@ class Requests:
         scores: LogprobRecorder | None = None,
         *,
         min_tokens: int = 0,
+        max_thoughts: int | None = None,
     ) -> Chooser:
         """The request's way from the rows of `target` to tokens."""
         make = self._parts.make_sampler
@@ -138,6 +154,11 @@ class Requests:
             constraint = self._grammars.matcher(grammar)
         elif min_tokens:
             constraint = LeastTokens(min_tokens, self.end_tokens)
+        elif max_thoughts is not None:
+            tokenizer = self._parts.tokenizer
+            constraint = ThoughtLimit(
+                max_thoughts, Marks.of(tokenizer), partial(_is_blank, tokenizer), prompt
+            )
         if sampling.is_greedy:
             return GreedyChooser(target, constraint=constraint, listener=scores)
         if make is None:
@@ -156,3 +177,9 @@ class Requests:
         """The tokens that end an answer."""
         tokenizer = self._parts.tokenizer
         return tuple(token for token in range(tokenizer.vocab_size) if tokenizer.is_end(token))
+
+
+def _is_blank(tokenizer: EngineTokenizer, token: int) -> bool:
+    """Whether its text is nothing but spaces and new lines."""
+    piece = tokenizer.piece(token, special=True)
+    return bool(piece) and not piece.strip()

@@ -88,7 +88,12 @@ def _make_proposer(
     network = None
     if parts.drafter is not None and wanted in ("auto", "dspine"):
         network = DrafterProposer(
-            policy, parts.drafter, target, max_positions=parts.max_positions, seq=number
+            policy,
+            parts.drafter,
+            target,
+            max_positions=parts.max_positions,
+            seq=number,
+            promised=parts.promised,
         )
     lookup = None
     if wanted in ("auto", "ngram"):

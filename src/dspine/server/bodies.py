@@ -198,6 +198,25 @@ class ChatBody(Generation):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning_budget: Annotated[int, Field(ge=-1)] | None = None
+    """Tokens of thoughts at most; -1 is no limit."""
+    thinking_budget_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """llama-server's name of it."""
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+    """vLLM's."""
+    thinking_budget: Annotated[int, Field(ge=-1)] | None = None
+    """Qwen's own API's."""
+
+    @property
+    def thoughts(self) -> int | None:
+        """The limit under whichever name, None where nothing is said."""
+        named = (
+            self.reasoning_budget,
+            self.thinking_budget_tokens,
+            self.thinking_token_budget,
+            self.thinking_budget,
+        )
+        return next((value for value in named if value is not None), None)
 
 
 class CompletionBody(Generation):

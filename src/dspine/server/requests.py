@@ -50,6 +50,8 @@ class Defaults:
     max_tokens: int | None
     """None: until the answer ends or the context is full."""
     variables: Mapping[str, Any] = field(default_factory=dict)
+    max_thoughts: int | None = None
+    """None: no limit."""
     template: str = ""
     """The chat template's text: tells in which form the model writes tool calls."""
     end_tokens: Callable[[], Sequence[int]] = tuple
@@ -93,6 +95,11 @@ def chat_wish(body: ChatBody, defaults: Defaults) -> Wish:
     options["variables"] = variables
     if body.response_format is not None:
         _constrain(options, response_grammar(body.response_format), "response_format")
+    thoughts = body.thoughts
+    if thoughts is None and not (options.get("grammar") or options["min_tokens"]):
+        thoughts = defaults.max_thoughts
+    if thoughts is not None and thoughts >= 0:
+        options["max_thoughts"] = thoughts
     return Wish(
         prompt=messages,
         options=options,

@@ -115,6 +115,18 @@ ANSWER_SETTINGS: tuple[Setting, ...] = (
         placeholder="N",
     ),
     Setting(
+        name="reasoning_budget",
+        flags=("--reasoning-budget",),
+        kind="int",
+        default=-1,
+        least=-1,
+        default_text="no limit",
+        group="Output",
+        help="Tokens of thoughts between <think> marks at most; -1 is the default.",
+        commands=HOLDING_AN_ENGINE,
+        placeholder="N",
+    ),
+    Setting(
         name="stop",
         flags=("--stop",),
         kind="list",

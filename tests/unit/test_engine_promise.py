@@ -1,0 +1,70 @@
+"""What a drafter's file promises against what its drafts are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from dspine.engine.promise import TRIES, Promise
+from tests.support.fake_drafter import FakeDrafter
+from tests.support.fake_engine import BOS, VOCAB, make_engine
+from tests.support.fake_target import FakeTarget, mixing, plain_answer
+
+NEXT = mixing(VOCAB, 5)
+
+
+def right_once_in(every: int) -> FakeDrafter:
+    """Every n-th first draft is right, by the length of the text."""
+
+    def drafts(tokens: Sequence[int], count: int) -> list[int]:
+        true = plain_answer(NEXT, tokens, count)
+        return true if len(tokens) % every == 0 else [(true[0] + 1) % 250, *true[1:]]
+
+    return FakeDrafter(drafts)
+
+
+@pytest.mark.parametrize(
+    ("every", "promised", "told"),
+    [
+        (1000, 0.6, True),
+        (10, 0.6, True),
+        (4, 0.6, False),
+        (1000, None, False),
+        (10, 0.3, False),
+    ],
+)
+@pytest.mark.parametrize("proposer", ["dspine", "auto"])
+def test_a_promise_that_is_broken_is_told_once(
+    every: int,
+    promised: float | None,
+    told: bool,
+    proposer: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = FakeTarget(NEXT, VOCAB, n_ctx=1000)
+    engine = make_engine(target, right_once_in(every), proposer=proposer, promised=promised)
+    engine.complete([BOS], max_tokens=5 * TRIES)
+    assert len(caplog.records) == told
+    if told:
+        message = caplog.records[0].getMessage()
+        found = re.search(r"only (\d+)% of the drafter's first drafts", message)
+        assert found is not None and abs(int(found[1]) - 100 / every) < 3
+        assert f"its file says {promised:.0%}" in message
+
+
+def test_drafts_that_are_drawn_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    promise = Promise(0.6)
+    for _ in range(5 * TRIES):
+        promise.confirmed(1)
+    assert caplog.records == []
+    for _ in range(TRIES):
+        promise.drafted(1)
+        promise.forget()
+        promise.confirmed(2)
+    assert caplog.records == []
+    for _ in range(TRIES):
+        promise.drafted(1)
+        promise.confirmed(2)
+    assert len(caplog.records) == 1
