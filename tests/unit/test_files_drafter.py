@@ -233,7 +233,7 @@ U32 = np.uint32
             lambda k, t: k.update({"dspine.acceptance_curve": np.array([0.5], np.float32)}),
             "1 values, expected 4",
         ),
-        (lambda k, t: k.update({"general.architecture": "llama"}), "'llama', expected 'dspine'"),
+        (lambda k, t: k.update({"general.architecture": "llama"}), "it is of architecture 'llama'"),
         (lambda k, t: t.pop("fc.weight"), r"1 missing \(fc.weight\)"),
         (
             lambda k, t: t.update(x=_zeros("blk.9.attn_q.weight", "f32", (4,))),

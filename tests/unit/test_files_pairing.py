@@ -12,15 +12,23 @@ import numpy as np
 import pytest
 
 from dspine.errors import FileError, PairError
-from dspine.files.pairing import check_pair, describe_target, vocab_hash
+from dspine.files.pairing import (
+    check_pair,
+    check_unpaired,
+    describe_target,
+    rotary_base,
+    vocab_hash,
+)
 from tests.support.drafter_files import (
     PAIR,
+    SMALL,
     gguf_bytes,
     pair_text,
     pair_u32,
     tensor_entry,
     text,
 )
+from tests.support.tiny_models import tiny_llama
 
 NORM = np.linspace(0.5, 2.0, 8).astype("<f4")
 
@@ -185,3 +193,21 @@ def test_a_fine_tune_is_a_warning() -> None:
 def test_what_cannot_be_compared_is_a_warning() -> None:
     warnings = check_pair(PAIR, replace(PAIR, vocab_hash="", fingerprint=""))
     assert [w.split(" cannot")[0] for w in warnings] == ["the vocabulary", "the weights"]
+
+
+@pytest.mark.parametrize(("base", "told"), [(None, 1), (1e6, 1), (1.0001e6, 1), (1e7, 2), (1e4, 2)])
+def test_another_rotary_base_is_told_where_nothing_else_can_be(
+    base: float | None, told: int
+) -> None:
+    config = replace(SMALL, rope_theta=1e6)
+    target = replace(
+        PAIR, hidden_size=config.target_hidden_size, vocab_size=config.vocab_size, num_layers=64
+    )
+    warnings = check_unpaired("d.gguf", config, target, base)
+    assert len(warnings) == told
+    if told == 2:
+        assert f"base of 1e+06 and {target.name} one of {base:g}" in warnings[1]
+
+
+def test_the_rotary_base_of_a_target(tmp_path: Path) -> None:
+    assert rotary_base(tiny_llama(tmp_path / "t.gguf")) == 10000.0

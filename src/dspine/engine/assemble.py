@@ -26,7 +26,7 @@ from dspine.engine.width import WidthPlan, best_width, plan_widths
 from dspine.errors import FileError, UsageError
 from dspine.files.drafter_file import DrafterFile, read_drafter
 from dspine.files.fingerprint import file_fingerprint
-from dspine.files.pairing import check_pair, check_unpaired, describe_target
+from dspine.files.pairing import check_pair, check_unpaired, describe_target, rotary_base
 from dspine.llama.cache_size import check_cache
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
@@ -188,7 +188,8 @@ def _read_drafter(options: LoadOptions) -> tuple[DrafterFile | None, list[str]]:
     described = describe_target(options.model)
     if file.pair is not None:
         return file, [*check_pair(file.pair, described)]
-    return file, [*check_unpaired(file.path.name, file.config, described)]
+    base = rotary_base(options.model)
+    return file, [*check_unpaired(file.path.name, file.config, described, base)]
 
 
 def _load_target(options: LoadOptions, folder: Path) -> Model:

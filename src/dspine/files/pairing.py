@@ -12,7 +12,13 @@ import numpy as np
 
 from dspine.architectures import NOT_TARGETS
 from dspine.errors import FileError, PairError
-from dspine.files.gguf_file import GgufFile, GgufHeader, StoredTensor, find_tensor
+from dspine.files.gguf_file import (
+    GgufFile,
+    GgufHeader,
+    StoredTensor,
+    find_tensor,
+    read_header,
+)
 from dspine.files.mapped import printable
 from dspine.files.schema import DrafterConfig, Pair
 from dspine.files.sketch import Difference, Likeness, compare, read_sketch
@@ -159,16 +165,33 @@ def _told(text: str, pair: Pair, target: Pair, found: Difference | None = None) 
     return text.format(target=names[0], pair=names[1], far=far, was=was, now=now)
 
 
-def check_unpaired(label: str, config: DrafterConfig, target: Pair) -> list[str]:
+def check_unpaired(
+    label: str, config: DrafterConfig, target: Pair, rope_theta: float | None = None
+) -> list[str]:
     """The same for a drafter whose file does not say its target: sizes are all there is to
-    compare. Returns a warning; raises PairError when the sizes contradict each other.
+    compare, and the target's rotary base (`rope_theta`, if it says one), which drafters share as a
+    rule. Returns warnings; raises PairError when the sizes contradict each other.
     """
     check_fit(label, config, target)
     warning = (
         f"{label} does not say which target it was trained for: its sizes fit {target.name}, but "
         f"if few drafts are accepted, it belongs to another one"
     )
-    return [warning]
+    if rope_theta is None or abs(config.rope_theta / rope_theta - 1.0) < 1e-3:
+        return [warning]
+    other_base = (
+        f"{label} has a rotary base of {config.rope_theta:g} and {target.name} one of "
+        f"{rope_theta:g}, which drafters share as a rule: if few drafts are accepted after long "
+        f"prompts, it was converted wrongly, so convert its original anew (`dspine convert`)"
+    )
+    return [warning, other_base]
+
+
+def rotary_base(path: Path) -> float | None:
+    """The base of a target's rotary positions, None where its file does not say it."""
+    header = read_header(path)
+    value = header.metadata.get(f"{header.architecture}.rope.freq_base")
+    return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
 def check_fit(label: str, config: DrafterConfig, pair: Pair) -> None:
