@@ -213,6 +213,28 @@ def test_a_drafter_that_loses_its_context_is_switched_off_too() -> None:
     assert "a gap" in (fast.finish.stats.disabled_reason or "")
 
 
+@pytest.mark.parametrize(("n_ctx", "told"), [(30, False), (200, True)])
+def test_beyond_the_drafters_positions_decoding_goes_on_without_it(n_ctx: int, told: bool) -> None:
+    next_token = mixing(VOCAB, 6)
+    policy = FixedWidth({"dspine": 2})
+    drafter = FakeDrafter(lambda tokens, count: plain_answer(next_token, tokens, count))
+    target = FakeTarget(next_token, VOCAB, n_ctx=n_ctx)
+    run = make_run(target, [1, 2], max_tokens=60, end=None)
+    fast = run_speculative(
+        run,
+        policy,
+        lambda t: AutoProposer(policy, None, DrafterProposer(policy, drafter, t, max_positions=30)),
+    )
+    assert fast.tokens == plain_answer(next_token, [1, 2], min(60, n_ctx - 1))
+    position, drafts = 1, {True: 0, False: 0}
+    for step in fast.steps:
+        drafts[position < 29] += step.drafted
+        position += len(step.tokens)
+    assert drafts[True] > 0 and drafts[False] == 0
+    reason = fast.finish.stats.disabled_reason
+    assert (reason is not None and "made for 30 positions" in reason) if told else reason is None
+
+
 def test_auto_asks_the_drafter_only_where_repeats_promise_less() -> None:
     target = FakeTarget(lambda tokens: 1, VOCAB)
 

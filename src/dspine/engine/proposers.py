@@ -136,7 +136,10 @@ class DrafterProposer:
         self._policy = policy
         self._drafter = drafter
         self._feed = FeatureFeed(target, drafter, seq)
-        self._max_positions = max_positions
+        self.max_positions = max_positions
+        self._is_short = max_positions < target.n_ctx
+        self.has_ended = False
+        """Whether the running answer went beyond what the drafter was made for."""
         self._seq = seq
         self._promise = Promise(promised)
         self._draws = False
@@ -146,7 +149,7 @@ class DrafterProposer:
     def usable(self, prompt: Sequence[int], common: int) -> int:
         """Positions that a block after the prompt sees must have features, or be decoded again."""
         first = self._drafter.first_visible(len(prompt) - 1)
-        end = min(common, self._max_positions)
+        end = min(common, self.max_positions)
         if first >= end or self.disabled_reason is not None:
             return common
         held_from, held_to = self._feed.held
@@ -155,13 +158,14 @@ class DrafterProposer:
         return common if held_to >= end else held_to
 
     def begin(self, prompt: Sequence[int], kept: int = 0) -> None:
+        self.has_ended = False
         if self.disabled_reason is None:
             self._first_visible = self._drafter.first_visible(len(prompt) - 1)
             self._guarded(lambda: self._feed.truncate(kept))
 
     def saw_prompt(self, position: int, count: int) -> None:
         first = max(position, self._first_visible)
-        end = min(position + count, self._max_positions)
+        end = min(position + count, self.max_positions)
         if first < end and self.disabled_reason is None:
             self._guarded(lambda: self._feed.take(first, first - position, end - first))
 
@@ -169,9 +173,9 @@ class DrafterProposer:
         """Feature rows that the next draft hands over first; None where it is off or the anchor
         beyond its reach.
         """
-        if self.disabled_reason is None and ask.position + 1 < self._max_positions:
-            return self._feed.waiting
-        return None
+        is_beyond = ask.position + 1 >= self.max_positions
+        self.has_ended = is_beyond and self._is_short
+        return self._feed.waiting if self.disabled_reason is None and not is_beyond else None
 
     def propose(self, ask: Ask) -> Proposal:
         return self.draft(ask, ask.limit)[0]
@@ -237,7 +241,7 @@ class DrafterProposer:
         count = min(
             limit,
             self._policy.most(DRAFTER),
-            self._max_positions - ask.position - 1,
+            self.max_positions - ask.position - 1,
             self._drafter.block_size - 1,
         )
         return count + 1 if count > 0 else 0
@@ -245,7 +249,7 @@ class DrafterProposer:
     def confirm(self, confirmed: Confirmed) -> None:
         position, row, tokens = confirmed
         self._promise.confirmed(tokens[0])
-        if position < self._max_positions and self.disabled_reason is None:
+        if position < self.max_positions and self.disabled_reason is None:
             try:
                 self._feed.take(position, row, len(tokens))
             except Exception as error:  # noqa: BLE001 - any failure of a drafter is survivable
@@ -301,7 +305,13 @@ class AutoProposer:
 
     @property
     def disabled_reason(self) -> str | None:
-        return None if self._drafter is None else self._drafter.disabled_reason
+        drafter = self._drafter
+        if drafter is None or not drafter.has_ended:
+            return None if drafter is None else drafter.disabled_reason
+        return drafter.disabled_reason or (
+            f"the drafter was made for {drafter.max_positions} positions, beyond which it is not "
+            f"asked"
+        )
 
     def usable(self, prompt: Sequence[int], common: int) -> int:
         return min((part.usable(prompt, common) for part in self._parts), default=common)
