@@ -57,6 +57,25 @@ def test_a_random_drafter_changes_nothing(
         assert drafted["stats"]["drafted"] > 0
 
 
+@pytest.mark.parametrize(("drafts", "told"), [("5", False), ("6", True)])
+def test_more_drafts_than_a_block_has_are_told(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], drafts: str, told: bool
+) -> None:
+    assert run_cli(arguments(*pair, "--spec-draft-n-max", drafts, PROMPT)) == 0
+    sentence = "--spec-draft-n-max is 6, and a block of drafter.gguf has 5 drafts: it makes no more"
+    assert (f"dspine: {sentence}\n" in capsys.readouterr().err) is told
+
+
+def test_batches_without_a_row_for_drafts_are_told(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(arguments(*pair, "-b", "1", PROMPT)) == 0
+    told = capsys.readouterr().err
+    assert (
+        "drafting off: batches of 1 tokens (-b) for 1 sequence(s) have no row for a draft" in told
+    )
+
+
 def test_compare_on_a_real_pair(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dspine.cli.main import run_cli
 from dspine.cli.plan_table import listed, wrapped
 from dspine.cli.planning import machine_kernels
+from dspine.plan.presets import published_for
 from tests.support.tiny_models import tiny_llama
 
 CARD = ("plan", "--preset", "qwen3.8-27b", "--vram", "24G", "-ctk", "q8_0", "-ctv", "q8_0")
@@ -122,3 +123,22 @@ def test_runs_of_numbers_and_long_lines() -> None:
     lines = list(wrapped("name  ", "word " * 40, 40))
     assert all(len(line) <= 40 for line in lines)
     assert lines[1].startswith("      word")
+
+
+def test_published_drafters_of_a_targets_sizes() -> None:
+    found = published_for("qwen35", 5120, 64, 248320)
+    assert [name.partition(" ")[0] for name in found] == [
+        "qwen3.8-27b-dflash2",
+        "qwen3.8-27b-dspine",
+    ]
+    assert "tencent/Qwen3.8-27B-DSpine-b16" in found[1]
+    assert published_for("qwen35", 5120, 65, 248320) == ()
+
+
+def test_inspecting_a_target_tells_of_drafters_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tiny_llama(tmp_path / "t.gguf")
+    assert run_cli(["inspect", str(target), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["dspine"]["drafters"]
+    assert told == ["none known for these sizes: `dspine train` makes one"]

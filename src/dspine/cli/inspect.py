@@ -35,6 +35,7 @@ def with_outlook(facts: dict[str, Any]) -> dict[str, Any]:
     if facts["role"] != "target":
         return facts
     from dspine.engine.outlook import target_outlook
+    from dspine.plan.presets import published_for
 
     outlook = target_outlook(
         facts["architecture"],
@@ -42,6 +43,15 @@ def with_outlook(facts: dict[str, Any]) -> dict[str, Any]:
         layers=facts["geometry"]["layers"],
         bytes_by_type={name: row["bytes"] for name, row in facts["tensors"]["by_type"].items()},
     )
+    geometry = facts["geometry"]
+    outlook["drafters"] = list(
+        published_for(
+            facts["architecture"],
+            geometry.get("embedding_length", 0),
+            geometry["layers"],
+            facts["pair"]["vocab_size"],
+        )
+    ) or ["none known for these sizes: `dspine train` makes one"]
     first = ("path", "format", "kind", "role", "note", "name", "architecture")
     rest = {name: value for name, value in facts.items() if name not in first}
     return {**{name: facts[name] for name in first}, "dspine": outlook, **rest}

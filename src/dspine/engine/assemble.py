@@ -186,10 +186,17 @@ def _read_drafter(options: LoadOptions) -> tuple[DrafterFile | None, list[str]]:
         return None, []
     file = read_drafter(options.drafter)
     described = describe_target(options.model)
+    wanted, most = options.spec_draft_n_max or 0, file.config.block_size - 1
+    notices = []
+    if wanted > most:
+        notices.append(
+            f"--spec-draft-n-max is {wanted}, and a block of {file.path.name} has {most} drafts: "
+            f"it makes no more"
+        )
     if file.pair is not None:
-        return file, [*check_pair(file.pair, described)]
+        return file, [*check_pair(file.pair, described), *notices]
     base = rotary_base(options.model)
-    return file, [*check_unpaired(file.path.name, file.config, described, base)]
+    return file, [*check_unpaired(file.path.name, file.config, described, base), *notices]
 
 
 def _load_target(options: LoadOptions, folder: Path) -> Model:

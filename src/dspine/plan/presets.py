@@ -211,6 +211,19 @@ def drafters_of(target: str) -> tuple[str, ...]:
     return tuple(name for name, (_, pair, _) in DRAFTERS.items() if pair == target.lower())
 
 
+def published_for(architecture: str, hidden: int, layers: int, vocabulary: int) -> tuple[str, ...]:
+    """Drafter presets for targets of these sizes, each with its source; fine-tunes and versions
+    share sizes, so that whose drafter it is remains to be looked at.
+    """
+    wanted = (architecture, hidden, layers, vocabulary)
+    return tuple(
+        f"{name} ({source})"
+        for name, (_, pair, source) in DRAFTERS.items()
+        for sizes in (TARGETS[pair],)
+        if wanted == (sizes.architecture, sizes.hidden, sizes.layers, sizes.vocabulary)
+    )
+
+
 def _unknown(flag: str, name: str, known: Mapping[str, object]) -> UsageError:
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f" (did you mean {close[0]}?)" if close else ""
