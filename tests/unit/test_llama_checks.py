@@ -12,7 +12,7 @@ from dspine.errors import FileError, LibraryError, UsageError
 from dspine.llama import library as library_module
 from dspine.llama import model as model_module
 from dspine.llama.checks import require_count
-from dspine.llama.library import cpu_features
+from dspine.llama.library import Library, cpu_features
 from dspine.llama.model import check_file
 from dspine.llama.native import MANDATORY, bind, missing_symbols
 from dspine.llama.taps import check_taps
@@ -130,3 +130,28 @@ def test_the_library_path_is_checked_before_anything_is_loaded(
 def test_cpu_features_are_those_that_are_on() -> None:
     info = "CPU : SSE3 = 1 | AVX512 = 0 | AVX2 = 1 | REPACK = 1 | "
     assert cpu_features(info) == ("SSE3", "AVX2", "REPACK")
+
+
+@pytest.mark.parametrize(
+    ("commit", "told"),
+    [(None, False), ("0c1e570-dirty", False), ("0c1e57098", False), ("abcdef012", True)],
+)
+def test_another_llama_cpp_than_the_tested_one_is_told(
+    tmp_path: Path, commit: str | None, told: bool
+) -> None:
+    library = Library(
+        path=tmp_path,
+        file=tmp_path / "libllama.so",
+        version="0.3.36",
+        llama_version="0",
+        commit=commit,
+        ggml_version="0",
+        system_info="",
+        features=(),
+        devices=(),
+        has_tap_symbols=True,
+        has_tensor_symbol=True,
+    )
+    notice = library.notice or ""
+    assert ("llama.cpp abcdef012, and dspine was tested with 0c1e570 alone" in notice) is told
+    assert bool(notice) is told

@@ -143,7 +143,8 @@ def load_parts(options: LoadOptions) -> EngineParts:
     file, notices = _read_drafter(options)
     with ExitStack() as stack:
         log.info("reading the target")
-        find_library(options.library)
+        library = find_library(options.library)
+        notices += [library.notice] if library.notice else []
         folder = options.cache_dir or cache_folder()
         model = stack.enter_context(_load_target(options, folder))
         notices += [model.notice] if model.notice else []

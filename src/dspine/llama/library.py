@@ -20,6 +20,8 @@ from dspine.llama.log import capture
 from dspine.llama.native import Native, bind, library_file, shared_library_name
 
 INSTALL = "pip install llama-cpp-python==0.3.36"
+TESTED = "0c1e570"
+"""Commit of llama.cpp, shortened, that llama-cpp-python 0.3.36 holds and dspine was tested with."""
 _PATH_VARIABLES = ("DSPINE_LIBRARY", "LLAMA_CPP_LIB_PATH")
 _DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}
 
@@ -56,6 +58,17 @@ class Library:
     has_tensor_symbol: bool
     kernels: Status = NOT_LOADED
     """What computes on the CPU."""
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence where the library says that it is another llama.cpp than the tested one."""
+        if self.commit is None or self.commit.startswith(TESTED):
+            return None
+        return (
+            f"the library in {self.path} is llama.cpp {self.commit}, and dspine was tested with "
+            f"{TESTED} alone: it may work, but where it fails or texts look wrong, use the one of "
+            f"llama-cpp-python 0.3.36"
+        )
 
 
 _loaded: tuple[Library, Native] | None = None
