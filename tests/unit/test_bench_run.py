@@ -205,6 +205,16 @@ def test_the_mix_has_ten_prompts_of_eight_kinds() -> None:
     assert named_tasks(["sql"]) == [mix[-1]]
 
 
+def test_acceptance_can_be_measured_by_language() -> None:
+    found = named_tasks(["languages"])
+    assert len({prompt.id for prompt in found}) == len({str(p.prompt) for p in found}) == 24
+    assert [p.task for p in found] == [
+        task for task in ("german", "french", "spanish", "chinese") for _ in range(6)
+    ]
+    assert named_tasks(["chinese"], 2) == [found[18], found[21]]
+    assert all(any("\u4e00" <= c <= "\u9fff" for c in str(p.prompt)) for p in found[18:])
+
+
 @pytest.mark.parametrize("name", TASK_SETS)
 def test_public_sets_are_whole_and_sampled_evenly(name: str) -> None:
     whole = named_tasks([name])
@@ -215,7 +225,9 @@ def test_public_sets_are_whole_and_sampled_evenly(name: str) -> None:
 
 
 def test_an_unknown_task_lists_the_possible_ones() -> None:
-    with pytest.raises(UsageError, match=r"no task 'gsm9k': choose of mix, gsm8k, .*sql"):
+    with pytest.raises(
+        UsageError, match=r"no task 'gsm9k': choose of mix, gsm8k, .*languages, .*sql, german"
+    ):
         named_tasks(["gsm9k"])
 
 

@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 from dspine.errors import FileError, UsageError
 from dspine.files.atomic import reason
 
-MIX = "mix"
+MIX, LANGUAGES = "mix", "languages"
+OWN = (MIX, LANGUAGES)
+"""Sets of prompts of our own, whose tasks (maths, prose, german, ...) have names too."""
 TASK_SETS = ("gsm8k", "math500", "humaneval", "mbpp", "mt-bench")
-"""Public task sets in the package; `mix` are ten prompts of our own."""
+"""Public task sets in the package."""
 
 Messages: TypeAlias = list[dict[str, str]]
 _TEXT_KEYS = ("prompt", "question", "instruction", "text")
@@ -37,21 +39,21 @@ class BenchPrompt:
 def named_tasks(names: Sequence[str], limit: int | None = None) -> list[BenchPrompt]:
     """Prompts of task sets by name, `limit` evenly spaced ones of each (None: all).
 
-    A task of the mix (maths, prose, ...) may be named as well. Raises UsageError for another
-    name, with the possible ones.
+    A task of our own sets (maths, prose, german, ...) may be named as well. Raises UsageError for
+    another name, with the possible ones.
     """
-    mix = _read_set(MIX)
-    kinds = tuple(dict.fromkeys(prompt.task for prompt in mix))
+    own = {name: _read_set(name) for name in OWN}
+    kinds = tuple(dict.fromkeys(prompt.task for found in own.values() for prompt in found))
     chosen: list[BenchPrompt] = []
     for name in names:
-        if name == MIX:
-            found = mix
+        if name in own:
+            found = own[name]
         elif name in kinds:
-            found = [prompt for prompt in mix if prompt.task == name]
+            found = [prompt for part in own.values() for prompt in part if prompt.task == name]
         elif name in TASK_SETS:
             found = _read_set(name)
         else:
-            known = ", ".join((MIX, *TASK_SETS, *kinds))
+            known = ", ".join((MIX, *TASK_SETS, LANGUAGES, *kinds))
             raise UsageError(f"there is no task {name!r}: choose of {known}")
         chosen += evenly_spaced(found, limit)
     return chosen
@@ -90,8 +92,8 @@ def filler_text() -> str:
 
 def _read_set(name: str) -> list[BenchPrompt]:
     folder = resources.files("dspine") / "data" / "tasks"
-    if name == MIX:
-        text = (folder / "mix.jsonl").read_text(encoding="utf-8")
+    if name in OWN:
+        text = (folder / f"{name}.jsonl").read_text(encoding="utf-8")
     else:
         text = gzip.decompress((folder / f"{name}.jsonl.gz").read_bytes()).decode("utf-8")
     rows = (json.loads(line) for line in text.split("\n") if line)

@@ -38,11 +38,12 @@ MEASURING_SETTINGS: tuple[Setting, ...] = (
         default_text="mix",
         group="What",
         help="Task sets, separated by commas: mix (ten prompts of our own), gsm8k, math500, "
-        "humaneval, mbpp, mt-bench.",
+        "humaneval, mbpp, mt-bench, languages (German, French, Spanish, Chinese).",
         commands=_BOTH,
         variants={
             "eval": Variant(
-                "Task sets, separated by commas: gsm8k, math500, humaneval, mbpp, mt-bench, mix.",
+                "Task sets, separated by commas: gsm8k, math500, humaneval, mbpp, mt-bench, mix, "
+                "languages.",
                 "the five public ones",
             )
         },
