@@ -128,3 +128,28 @@ def test_the_key_table_is_complete() -> None:
     listed = set(re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE))
     written = set(to_metadata(SMALL, PAIR, RECORD))
     assert listed == written | {"general.file_type", "general.name"}
+
+
+def messages() -> Iterator[str]:
+    """Every text in the sources; what is filled in is left out."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)
+                yield "".join(str(part) for part in parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield re.sub(r"\{\w*\}|%\.\d+f%%|%s", "\0", node.value)
+
+
+def test_every_message_that_is_explained_exists() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    heads = re.findall(r'^\*\*(".*?)\*\*', page, re.MULTILINE)
+    # What is filled in: dots, numbers, a signal, words that say which way, names of flags.
+    filled = re.compile(r"\.\.\.|[:;]|\b[NM]%|SIGSEGV|\bwith(?:out)?\b|--?[a-z][a-z-]+")
+    known = list(messages())
+    looked_at = 0
+    for quoted in re.findall(r'"([^"]*)"', "\n".join(heads)):
+        for piece in (piece.strip(" ,.") for piece in filled.split(quoted)):
+            assert not piece or any(piece in text for text in known), f"nothing says {piece!r}"
+            looked_at += bool(piece)
+    assert looked_at > 20
