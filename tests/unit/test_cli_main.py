@@ -133,7 +133,7 @@ def test_a_sentence_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     program = (
-        "import sys; from dspine.cli.main import add_commands, cli, complain, run_cli
+        "import sys; from dspine.cli.main import run_cli; run_cli(['--help']);"
         "heavy = {'numpy', 'torch', 'llama_cpp', 'gguf', 'jinja2', 'rich'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -189,7 +189,7 @@ def test_an_interrupt_while_commands_are_imported_ends_quietly() -> None:
         "import os, signal, sys\n"
         # A shell that starts tests in the background has children ignore it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from dspine.cli.main import add_commands, cli, complain, run_cli
+        "from dspine.cli.main import main\n"
         "class Finder:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'dspine.cli.bench':\n"

@@ -134,6 +134,11 @@ def test_what_cannot_be_limited_is_one_sentence() -> None:
             engine.generate([BOS], max_thoughts=3, grammar=GrammarOptions.regex("a+"))
         with pytest.raises(UsageError, match="max_thoughts is 3 beside min_tokens"):
             engine.generate([BOS], max_thoughts=3, min_tokens=2)
-    plain = make_engine(FakeTarget(endless, VOCAB))
-    with pytest.raises(UsageError, match="no tokens of its own for <think> and </think>"):
-        plain.generate([BOS], max_thoughts=3)
+    target = FakeTarget(lambda _: EOS, VOCAB)
+    with pytest.raises(UsageError, match="<think> and </think> with several tokens"):
+        make_engine(target, template="{{ x }}<think>").generate([BOS], max_thoughts=3)
+
+
+def test_where_there_are_no_thoughts_any_limit_holds() -> None:
+    engine = make_engine(FakeTarget(lambda t: 97 if len(t) < 9 else EOS, 258))
+    assert engine.complete([BOS], max_thoughts=0).text == "a" * 8

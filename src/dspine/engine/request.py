@@ -155,10 +155,7 @@ class Requests:
         elif min_tokens:
             constraint = LeastTokens(min_tokens, self.end_tokens)
         elif max_thoughts is not None:
-            tokenizer = self._parts.tokenizer
-            constraint = ThoughtLimit(
-                max_thoughts, Marks.of(tokenizer), partial(_is_blank, tokenizer), prompt
-            )
+            constraint = self._thought_limit(max_thoughts, prompt)
         if sampling.is_greedy:
             return GreedyChooser(target, constraint=constraint, listener=scores)
         if make is None:
@@ -171,6 +168,13 @@ class Requests:
             constraint=constraint,
             listener=scores,
         )
+
+    def _thought_limit(self, limit: int, prompt: Sequence[int]) -> ThoughtLimit | None:
+        tokenizer, template = self._parts.tokenizer, self._parts.template
+        marks = Marks.of(tokenizer, template.source if template else "")
+        if marks is None:
+            return None
+        return ThoughtLimit(limit, marks, partial(_is_blank, tokenizer), prompt)
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:

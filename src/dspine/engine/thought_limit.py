@@ -25,15 +25,20 @@ class Marks:
     closing: int
 
     @classmethod
-    def of(cls, tokenizer: TokenizerLike) -> Marks:
-        """UsageError where the vocabulary has none: the thoughts could not be told by tokens."""
+    def of(cls, tokenizer: TokenizerLike, template: str) -> Marks | None:
+        """None where neither vocabulary nor chat template know thoughts: any limit holds then.
+
+        UsageError where only the template does: the marks are several tokens, or other ones.
+        """
         found = [tokenizer.encode(mark, parse_special=True) for mark in (OPEN, CLOSE)]
-        if any(len(tokens) != 1 for tokens in found):
-            raise UsageError(
-                f"this target has no tokens of its own for {OPEN} and {CLOSE}: leave out the limit "
-                "of its thoughts"
-            )
-        return cls(found[0][0], found[1][0])
+        if all(len(tokens) == 1 for tokens in found):
+            return cls(found[0][0], found[1][0])
+        if OPEN not in template:
+            return None
+        raise UsageError(
+            f"this target writes {OPEN} and {CLOSE} with several tokens, so that its thoughts "
+            f"cannot be limited: leave the limit out"
+        )
 
 
 class ThoughtLimit:
