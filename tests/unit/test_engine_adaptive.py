@@ -11,7 +11,7 @@ import pytest
 from dspine.drafters.base import Drawn
 from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
 from dspine.engine.adaptive import PROBE_FIRST, AdaptiveWidth
-from dspine.engine.costs import CostTable, StepCosts, interpolate
+from dspine.engine.costs import EVERY, CostTable, StepCosts, interpolate
 from dspine.engine.proposal import NOTHING, Ask, Proposal
 from dspine.engine.width import Outcome
 from tests.support.simulated_device import (
@@ -422,6 +422,18 @@ def test_times_correct_the_costs_slowly_and_within_limits() -> None:
         costs.observe_draft(costs.drafts()[8], 1e9, warm=True)
     assert costs.drafts()[8] == pytest.approx(16.0), "at most four times what was measured"
     costs.observe_rows(0.0, 1, 0.0)
+
+
+def test_a_lasting_change_is_learned_without_going_beyond_it() -> None:
+    costs = StepCosts(CostTable({1: 10.0}, {}), 4)
+    found = [10.0]
+    for _ in range(5):
+        for _ in range(EVERY):
+            costs.observe_rows(costs.rows(0)[0], 1, 13.0)
+        found.append(costs.rows(0)[0])
+    assert found == sorted(found)
+    assert 12.0 < found[1] < found[-1] <= 13.0
+    assert found[-1] == pytest.approx(13.0, rel=0.01)
 
 
 def test_a_draft_after_plain_steps_has_a_price_of_its_own_and_both_are_learned_soon() -> None:

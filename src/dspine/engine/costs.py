@@ -98,10 +98,13 @@ class StepCosts:
         self._observed.append((expected, count, ms))
         if len(self._observed) < EVERY:
             return
+        before = self._factors
         for expected, count, ms in self._observed:
-            error = _error(expected, ms)
-            self._verify_shift = _clamp(self._verify_shift + PACE * error, MOST)
             group = bisect_left(GROUPS, count)
+            # What the times before have corrected meanwhile is not to be corrected once more.
+            known = exp(self._verify_shift + self._group_shift[group]) / before[group]
+            error = _error(expected * known, ms)
+            self._verify_shift = _clamp(self._verify_shift + PACE * error, MOST)
             own = self._group_shift[group] + 0.5 * PACE * error
             self._group_shift[group] = _clamp(own, 0.5 * MOST)
         self._observed.clear()
