@@ -185,6 +185,34 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(FileError, match="order"):
         NgramTable.load(path)
+    np.savez(
+        path,
+        format=np.array(1, np.int32),
+        keys=np.array([1, 2], np.uint64),
+        tokens=np.array([7, -1], np.int32),
+        confidences=np.zeros(2, np.uint8),
+    )
+    with pytest.raises(FileError, match="negative token"):
+        NgramTable.load(path)
+
+
+def test_any_damaged_byte_is_told_as_such_or_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    table = build_table([[1, 2, 3] * 30], min_probability=0.0)
+    table.save(path)
+    whole = path.read_bytes()
+    told: list[str] = []
+    for index in range(len(whole)):
+        for changed in {whole[index] ^ 1, whole[index] ^ 8, 255} - {whole[index]}:
+            path.write_bytes(whole[:index] + bytes([changed]) + whole[index + 1 :])
+            try:
+                loaded = NgramTable.load(path)
+            except FileError as error:
+                told.append(str(error))
+            else:
+                assert loaded.tokens.tolist() == table.tokens.tolist()
+    assert len(told) > len(whole)
+    assert all("n-gram table" in text or "damaged" in text for text in told)
 
 
 def test_a_token_too_large_for_a_key_is_refused() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +27,12 @@ DOUBT = {1: 2.3, 2: 1.7, 3: 1.1}
 """Exponents that fit the probabilities to 400 answers of the default target not counted in."""
 
 MAX_TOKEN = (1 << TOKEN_BITS) - 2
+
+# A zip whose head is damaged names methods, versions or a password that zipfile does not know.
+_DAMAGED = (
+    OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 _MASKS = tuple((1 << (TOKEN_BITS * order)) - 1 for order in ORDERS)
 """The part of a packed context that counts for each order."""
@@ -138,7 +145,7 @@ class NgramTable:
                 parts = {name: stored[name] for name in stored.files}
         except FileNotFoundError as error:
             raise FileError(f"n-gram table {path} does not exist: check the path") from error
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        except _DAMAGED as error:
             raise FileError(
                 f"{path} is not a readable n-gram table ({error}): build it again"
             ) from error
@@ -146,13 +153,15 @@ class NgramTable:
         for name, kind in expected.items():
             if name not in parts or parts[name].dtype != kind or parts[name].ndim != 1:
                 raise FileError(f"{path} has no valid `{name}`: it is not an n-gram table")
-        if int(parts.get("format", np.array(-1)).reshape(-1)[0]) != FORMAT:
+        if parts.get("format", np.array(-1)).tolist() != FORMAT:
             raise FileError(f"{path} has an unknown n-gram table format: build it again")
         if len({len(parts[name]) for name in expected}) != 1:
             raise FileError(f"{path} is damaged: its columns have different lengths")
         keys = parts["keys"]
         if np.any(keys[1:] <= keys[:-1]):
             raise FileError(f"{path} is damaged: its keys are not in order")
+        if np.any(parts["tokens"] < 0):
+            raise FileError(f"{path} is damaged: it proposes a negative token")
         return cls(keys, parts["tokens"], parts["confidences"])
 
 
