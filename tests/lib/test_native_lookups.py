@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Sequence
 
@@ -80,3 +83,33 @@ def test_memory_is_given_back(compiled: ctypes.CDLL) -> None:
     del text
     gc.collect()
     assert kept() is None
+
+
+AT_EXIT = """
+import atexit, ctypes, sys
+from dspine.ggml.ngram import NativeTable, NativeText
+from tests.support.native_lookups import table_of
+
+def late():
+    print(text.look_up(1)[0], flush=True)
+
+atexit.register(late)
+library = ctypes.CDLL(sys.argv[1])
+known = table_of([[1, 2, 3] * 4])
+table = NativeTable(library, known.keys, known.tokens, known.confidences)
+text = NativeText(library, table, matches=(2, 4, 4), scores=[0.5] * 5, least=0.0, least_reach=0.1)
+text.extend([1, 2])
+"""
+
+
+def test_memory_is_there_for_threads_that_outlive_the_main_one(compiled: ctypes.CDLL) -> None:
+    """What is freed is overwritten at once here, so that its use would be seen."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, compiled._name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.perturb=165"},
+    )
+    assert (done.returncode, done.stdout) == (0, "(3,)\n"), done.stderr

@@ -44,7 +44,7 @@ class NativeTable:
         free = _function(library, "dspine_ngram_free_table", None, _POINTER)
         parts = keys, tokens, confidences
         self.address = _made(make(*(part.ctypes.data for part in parts), len(keys)))
-        weakref.finalize(self, free, self.address)
+        _freed_with(self, free, self.address)
 
 
 class NativeText:
@@ -68,7 +68,7 @@ class NativeText:
         free = _function(library, "dspine_ngram_free_text", None, _POINTER)
         chances = np.array(scores, np.float64)
         self._text = _made(make(*matches, chances.ctypes.data))
-        weakref.finalize(self, free, self._text)
+        _freed_with(self, free, self._text)
         # Held: the text is looked up in it.
         self._table = table
         self._known = table.address if table is not None else 0
@@ -163,6 +163,11 @@ def _function(
 ) -> Callable[..., int]:
     """Like `quick_function`, with another result."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, library))
+
+
+def _freed_with(owner: object, free: Callable[[int], object], address: int) -> None:
+    """Not at the end of the process, when a thread may still look tokens up in it."""
+    weakref.finalize(owner, free, address).atexit = False
 
 
 def _made(address: int | None) -> int:
