@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from math import sqrt
 
-from dspine.engine.acceptance import BINS, Reliability, ScorePrior, score_bin
+from dspine.engine.acceptance import Reliability, ScorePrior, score_bin
 from dspine.engine.asking import LEAST_REACH, Judgement, Prices, Prospects, typical_chains
 from dspine.engine.costs import StepCosts
-from dspine.engine.offers import AGREE, ALONE, DIFFER, LOOKED_UP, Offer, kinds_after
+from dspine.engine.offers import ALONE, Offer, watched
 from dspine.engine.onward import OnwardProspects
 from dspine.engine.proposal import DRAFTER, JOINT, NOTHING, Ask, Proposal
 from dspine.engine.sequence import common_prefix
@@ -254,10 +254,10 @@ class AdaptiveWidth:
     def choose(self, drafted: Proposal, led: Proposal = NOTHING) -> Proposal:
         offers = self._offers
         if led.tokens and self._lead is not None:
-            self._led = self._watch_lead(led, *self._lead)
+            self._led = self._onward.watch(led, *self._lead, self._free)
             offers = [*offers, self._led]
         if drafted.tokens:
-            self._drafted = self._watch(drafted)
+            self._drafted = watched(self._network, drafted, self._free)
             self._prospects.add(self._situation, self._drafted.slots[: drafted.own])
             offers = [*offers, self._drafted]
         self._all = offers
@@ -440,36 +440,3 @@ class AdaptiveWidth:
             return False
         self._width, self._draft_ms = own, draft_ms
         return True
-
-    def _watch_lead(self, led: Proposal, offer: Offer, given: int) -> Offer:
-        """A lookup's first drafts and what the network says after them, told where others agree."""
-        kinds = kinds_after(led.tokens, given, self._free)
-        slots = [
-            BINS * kind + score_bin(score)
-            for kind, score in zip(kinds, led.scores[given:], strict=True)
-        ]
-        self._onward.add(slots)
-        lead = tuple(map(offer.source.chance, offer.slots[:given]))
-        return Offer(self._onward.reliability, led, slots, lead=lead)
-
-    def _watch(self, drafted: Proposal) -> Offer:
-        """The drafter's chain and the free ones, each told where the others agree."""
-        own = min(drafted.own, len(drafted.tokens))
-        kinds = [ALONE] * own + [LOOKED_UP] * (len(drafted.tokens) - own)
-        # A choice that depends on what was drawn would change the distribution of the text.
-        for chain in self._free if not drafted.drawn else ():
-            chain.slots = slots = list(chain.slots)
-            for slot, (token, other) in enumerate(
-                zip(drafted.tokens[:own], chain.proposal.tokens, strict=False)
-            ):
-                kind = AGREE if token == other else DIFFER
-                slots[slot] += BINS * kind
-                if kinds[slot] != AGREE:
-                    kinds[slot] = kind
-                if kind == DIFFER:
-                    break
-        slots = [
-            BINS * kind + score_bin(score)
-            for kind, score in zip(kinds, drafted.scores, strict=True)
-        ]
-        return Offer(self._network, drafted, slots)

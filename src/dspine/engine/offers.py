@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import mul
 
-from dspine.engine.acceptance import Reliability
+from dspine.engine.acceptance import BINS, Reliability, score_bin
 from dspine.engine.proposal import Proposal
 
 ALONE, AGREE, DIFFER, LOOKED_UP = 0, 1, 2, 3
@@ -72,3 +72,27 @@ def kinds_after(tokens: Sequence[int], given: int, others: Iterable[Offer]) -> l
             if kind == DIFFER:
                 break
     return kinds
+
+
+def watched(network: Reliability, drafted: Proposal, free: Iterable[Offer]) -> Offer:
+    """A network's chain beside the free offers: it and they are told where the others agree."""
+    own = min(drafted.own, len(drafted.tokens))
+    kinds = [ALONE] * own + [LOOKED_UP] * (len(drafted.tokens) - own)
+    # A choice that depends on what was drawn would change the distribution of the text.
+    for offer in free if not drafted.drawn else ():
+        offer.slots = slots = list(offer.slots)
+        for slot, (token, other) in enumerate(
+            zip(drafted.tokens[:own], offer.proposal.tokens, strict=False)
+        ):
+            kind = AGREE if token == other else DIFFER
+            slots[slot] += BINS * kind
+            if kinds[slot] != AGREE:
+                kinds[slot] = kind
+            if kind == DIFFER:
+                break
+    return Offer(network, drafted, slots_of(kinds, drafted.scores))
+
+
+def slots_of(kinds: Iterable[int], scores: Iterable[float]) -> list[int]:
+    """Slots of drafts as `Reliability` counts them: bins of the scores, kind after kind."""
+    return [BINS * kind + score_bin(score) for kind, score in zip(kinds, scores, strict=True)]

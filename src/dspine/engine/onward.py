@@ -5,11 +5,13 @@ chains of that kind.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dspine.engine.acceptance import Reliability, ScorePrior
 from dspine.engine.asking import Prices
+from dspine.engine.offers import Offer, kinds_after, slots_of
+from dspine.engine.proposal import Proposal
 
 PRIORS = (ScorePrior(-0.3, 0.8), ScorePrior(0.5, 0.8), ScorePrior(-1.0, 0.6))
 """By kind: no other lookup says anything for the slot, the same, or another token."""
@@ -40,6 +42,15 @@ class OnwardProspects:
         """A new request."""
         self.reliability.begin()
         self._seen.clear()
+
+    def watch(self, led: Proposal, offer: Offer, given: int, free: Iterable[Offer]) -> Offer:
+        """The first `given` drafts of `offer` and what the network says after them in `led`, told
+        where free offers agree.
+        """
+        slots = slots_of(kinds_after(led.tokens, given, free), led.scores[given:])
+        self.add(slots)
+        lead = tuple(map(offer.source.chance, offer.slots[:given]))
+        return Offer(self.reliability, led, slots, lead=lead)
 
     def add(self, slots: Sequence[int]) -> None:
         """A chain went on with these."""

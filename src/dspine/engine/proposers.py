@@ -171,7 +171,7 @@ class DrafterProposer:
 
     def waiting(self, ask: Ask) -> int | None:
         """Feature rows that the next draft hands over first; None where it is off or the anchor
-        beyond its reach.
+        beyond its reach. That is remembered as `has_ended`.
         """
         is_beyond = ask.position + 1 >= self.max_positions
         self.has_ended = is_beyond and self._is_short
@@ -306,12 +306,14 @@ class AutoProposer:
     @property
     def disabled_reason(self) -> str | None:
         drafter = self._drafter
-        if drafter is None or not drafter.has_ended:
-            return None if drafter is None else drafter.disabled_reason
-        return drafter.disabled_reason or (
-            f"the drafter was made for {drafter.max_positions} positions, beyond which it is not "
-            f"asked"
-        )
+        if drafter is None:
+            return None
+        if drafter.disabled_reason is None and drafter.has_ended:
+            return (
+                f"the drafter was made for {drafter.max_positions} positions, beyond which it is "
+                f"not asked"
+            )
+        return drafter.disabled_reason
 
     def usable(self, prompt: Sequence[int], common: int) -> int:
         return min((part.usable(prompt, common) for part in self._parts), default=common)
