@@ -13,7 +13,7 @@ python benchmarks/depth.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter, process_time
 from typing import Any
 
@@ -107,22 +107,12 @@ def prefill(
     """
     n_ctx = len(tokens) + 16
     starts = range(0, len(tokens), BATCH)
-    names = ("plain", "drafter")
-    ms: dict[str, list[list[float]]] = {name: [[] for _ in starts] for name in names}
     targets = {
-        name: LlamaTarget(
-            Context(
-                model,
-                n_ctx=n_ctx,
-                n_batch=BATCH,
-                n_threads=threads,
-                flash_attention=True,
-                taps=() if name == "plain" else drafter.taps,
-                max_outputs=16,
-            )
-        )
-        for name in names
+        "plain": prefill_target(model, n_ctx, threads, ()),
+        "drafter": prefill_target(model, n_ctx, threads, drafter.taps),
     }
+    names = tuple(targets)
+    ms: dict[str, list[list[float]]] = {name: [[] for _ in starts] for name in names}
     proposer = DrafterProposer(
         FixedWidth({"dspine": DRAFTS}), drafter, targets["drafter"], max_positions=n_ctx
     )
@@ -153,6 +143,27 @@ def prefill(
         took = perf_counter() - turn_began
     for target in targets.values():
         target.context.close()
+    return prefill_row(len(tokens), ms, own)
+
+
+def prefill_target(
+    model: Model, n_ctx: int, threads: int | None, taps: tuple[int, ...]
+) -> LlamaTarget:
+    """A target that reads prompts in batches."""
+    context = Context(
+        model,
+        n_ctx=n_ctx,
+        n_batch=BATCH,
+        n_threads=threads,
+        flash_attention=True,
+        taps=taps,
+        max_outputs=16,
+    )
+    return LlamaTarget(context)
+
+
+def prefill_row(tokens: int, ms: Mapping[str, list[list[float]]], own: list[float]) -> Any:
+    """The least time of each batch over the rounds, and the ratio in each round."""
     done = len(ms["plain"][0])
     each = [
         sum(batch[turn] for batch in ms["plain"]) / sum(batch[turn] for batch in ms["drafter"])
@@ -160,7 +171,7 @@ def prefill(
     ]
     least = {name: sum(map(min, batches)) for name, batches in ms.items()}
     return {
-        "tokens": len(tokens),
+        "tokens": tokens,
         "rounds": done,
         **{f"{name}_ms": round(value, 1) for name, value in least.items()},
         "ratio": round(least["plain"] / least["drafter"], 4),

@@ -5,9 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from dspine.drafters.base import Draw
+from dspine.engine.choose import GreedyChooser
+from dspine.engine.loop import generate
 from dspine.engine.promise import TRIES, Promise
+from dspine.engine.proposers import DrafterProposer
+from dspine.engine.rollback import TrimRollback
+from dspine.engine.speculate import SpeculativeStepper
+from dspine.engine.width import FixedWidth
+from tests.support.engine_runs import collect, make_run
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_engine import BOS, VOCAB, make_engine
 from tests.support.fake_target import FakeTarget, mixing, plain_answer
@@ -54,11 +63,30 @@ def test_a_promise_that_is_broken_is_told_once(
         assert f"its file says {promised:.0%}" in message
 
 
-def test_drafts_that_are_drawn_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+class Drawing(GreedyChooser):
+    """Wants drafts that are drawn."""
+
+    def draw(self) -> Draw:
+        return Draw(1.0, 0.0, lambda ids: np.zeros(ids.shape), with_distributions=False)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Drawing, False), (GreedyChooser, True)])
+def test_drafts_that_are_drawn_say_nothing(
+    kind: type[GreedyChooser], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = FakeTarget(NEXT, VOCAB, n_ctx=5 * TRIES)
+    run = make_run(target, [BOS], max_tokens=2 * TRIES, pieces=[b"x"] * VOCAB, end=None)
+    run.chooser = kind(target)
+    policy = FixedWidth({"dspine": 2})
+    wrong = FakeDrafter(lambda tokens, count: [(target.next_token(tokens) + 1) % VOCAB] * count)
+    network = DrafterProposer(policy, wrong, target, max_positions=target.n_ctx, promised=0.6)
+    collect(list(generate(run, SpeculativeStepper(run, network, policy, TrimRollback(target)))))
+    assert len(wrong.drafts) > TRIES
+    assert len(caplog.records) == told
+
+
+def test_a_step_that_was_taken_back_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     promise = Promise(0.6)
-    for _ in range(5 * TRIES):
-        promise.confirmed(1)
-    assert caplog.records == []
     for _ in range(TRIES):
         promise.drafted(1)
         promise.forget()
