@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 
 from dspine.errors import UsageError
@@ -10,7 +11,7 @@ from dspine.llama.native import Native
 
 
 class Tokenizer:
-    """Belongs to a Model and lives as long as it."""
+    """Belongs to a Model and lives as long as it. Several threads may use it."""
 
     def __init__(self, native: Native, vocab: int, require_open: Callable[[], object]) -> None:
         self._api = native.api
@@ -23,6 +24,8 @@ class Tokenizer:
         self.eos: int = self._api.llama_vocab_eos(vocab)
         """End token, -1 when the vocabulary has none."""
         self._make_room(64)
+        self._reading = threading.Lock()
+        """Held while a token's bytes lie in the room that all share."""
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         self._ends: dict[int, bool] = {}
 
@@ -95,12 +98,13 @@ class Tokenizer:
         self._require_open()
         self._check(token)
         self._ends[token] = self._is_end(self._vocab, token)
-        while True:
-            length = self._piece(self._vocab, token, self._address, self._room, 0, special)
-            if length >= 0:
-                piece = self._pieces[special][token] = bytes(self._bytes[:length])
-                return piece
-            self._make_room(-length)
+        with self._reading:
+            while True:
+                length = self._piece(self._vocab, token, self._address, self._room, 0, special)
+                if length >= 0:
+                    piece = self._pieces[special][token] = bytes(self._bytes[:length])
+                    return piece
+                self._make_room(-length)
 
     def _make_room(self, size: int) -> None:
         """Where the bytes of a token are put."""
