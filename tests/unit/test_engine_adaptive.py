@@ -424,13 +424,18 @@ def test_times_correct_the_costs_slowly_and_within_limits() -> None:
     costs.observe_rows(0.0, 1, 0.0)
 
 
-def test_a_lasting_change_is_learned_without_going_beyond_it() -> None:
+@pytest.mark.parametrize("sequences", [1, 3, 7, EVERY])
+def test_a_lasting_change_is_learned_without_going_beyond_it(sequences: int) -> None:
+    """Of several sequences each asks before any of them observes."""
     costs = StepCosts(CostTable({1: 10.0}, {}), 4)
-    found = [10.0]
-    for _ in range(5):
-        for _ in range(EVERY):
-            costs.observe_rows(costs.rows(0)[0], 1, 13.0)
-        found.append(costs.rows(0)[0])
+    found, seen = [10.0], 0
+    while seen < 5 * EVERY:
+        expected = costs.rows(0)[0]
+        for _ in range(sequences):
+            costs.observe_rows(expected, 1, 13.0)
+            seen += 1
+            if seen % EVERY == 0:
+                found.append(10.0 * costs._factors[0])
     assert found == sorted(found)
     assert 12.0 < found[1] < found[-1] <= 13.0
     assert found[-1] == pytest.approx(13.0, rel=0.01)

@@ -58,8 +58,10 @@ class StepCosts:
         self._verify_shift = 0.0
         self._group_shift = [0.0] * (len(GROUPS) + 1)
         self._factors = [1.0] * (len(GROUPS) + 1)
-        self._observed: list[tuple[float, int, float]] = []
-        """Times of decodes since they last changed the costs."""
+        self._told = self._factors
+        """Those in the costs that were told last: several sequences ask before any observes."""
+        self._observed: list[tuple[float, int, float, list[float]]] = []
+        """Times of decodes since they last changed the costs, and the factors they are against."""
         self._rows: list[float] = []
         self._rows_at = -1
         self._draft_shift = self._cold_shift = 0.0
@@ -78,7 +80,7 @@ class StepCosts:
             max(base + slope * beyond, 0.5 * base) * factors[group]
             for base, slope, group in self._table
         ]
-        self._rows, self._rows_at = rows, place
+        self._rows, self._rows_at, self._told = rows, place, factors
         return rows
 
     def drafts(self) -> list[float]:
@@ -95,14 +97,13 @@ class StepCosts:
 
     def observe_rows(self, expected: float, count: int, ms: float) -> None:
         """A decode of `count` rows took `ms` where `rows` had said `expected`."""
-        self._observed.append((expected, count, ms))
+        self._observed.append((expected, count, ms, self._told))
         if len(self._observed) < EVERY:
             return
-        before = self._factors
-        for expected, count, ms in self._observed:
+        for expected, count, ms, told in self._observed:
             group = bisect_left(GROUPS, count)
             # What the times before have corrected meanwhile is not to be corrected once more.
-            known = exp(self._verify_shift + self._group_shift[group]) / before[group]
+            known = exp(self._verify_shift + self._group_shift[group]) / told[group]
             error = _error(expected * known, ms)
             self._verify_shift = _clamp(self._verify_shift + PACE * error, MOST)
             own = self._group_shift[group] + 0.5 * PACE * error
