@@ -316,6 +316,32 @@ def test_a_file_that_holds_no_answers_is_left_alone(options: AnswerOptions, tmp_
 
 
 @pytest.mark.parametrize(
+    ("text", "is_ours"),
+    [
+        ("my notes", False),
+        ('{"id":"a","prompt":"one"}', False),
+        ("[1, 2]", False),
+        ('{"id":', True),
+        ('{"id":"a","t":0.0,"p":[1', True),
+        ('{"id":"a","t":0.0,"p":[1],"g":[2]}', True),
+    ],
+)
+def test_only_the_beginning_of_an_answer_is_cut_off(
+    options: AnswerOptions, tmp_path: Path, text: str, is_ours: bool
+) -> None:
+    output = tmp_path / "one-line"
+    output.write_text(text)
+    wanted = dataclasses.replace(options, output=output, limit=1)
+    if is_ours:
+        assert generate_answers(wanted).answers == 1
+        assert output.read_text().count("\n") == 1
+    else:
+        with pytest.raises(TrainingError, match="holds no answers: name another file"):
+            generate_answers(wanted)
+        assert output.read_text() == text
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"id": 1}\n', "line 1 is not a prompt"),

@@ -352,6 +352,9 @@ def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_
     assert (found.temperature, found.seed, found.top_k, found.min_p) == (0.5, 7, 3, 0.2)
     assert found.top_n_sigma == 1.5
     assert found.logit_bias == ((9, 1.0), (5, -1.0), (6, -math.inf))
+    both = {**ASK, "repeat_penalty": 1.2, "repetition_penalty": 1.1}
+    found = chat_wish(ChatBody.model_validate(both), defaults).options["sampling"]
+    assert found.repeat_penalty == 1.2
     body = ChatBody.model_validate({**ASK, "top_k": -1, "logit_bias": [[5, False], [6, 0.5]]})
     found = chat_wish(body, defaults).options["sampling"]
     assert (found.top_k, found.logit_bias[1:]) == (0, ((5, -math.inf), (6, 0.5)))

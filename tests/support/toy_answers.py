@@ -71,6 +71,6 @@ def answer(
     stepper: Stepper = PlainStepper(run)
     if drafter is not None:
         policy = FixedWidth({"dspine": drafts})
-        proposer = DrafterProposer(policy, drafter, target, max_positions=10_000)
+        proposer = DrafterProposer(policy, drafter, target, max_positions=target.n_ctx)
         stepper = SpeculativeStepper(run, proposer, policy, TrimRollback(target))
     return collect(list(generate(run, stepper))).tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ LogitsOf = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 SEEN = 4
 """Tokens that toy distributions may depend on; a long answer is not copied for every row."""
 
+MOST = 32
+"""Tokens of a toy vocabulary at most."""
+
 
 class ToyTarget(FakeTarget):
     """Its logits are a function of the last SEEN tokens, the row's own included."""
@@ -38,7 +42,7 @@ class ToyTarget(FakeTarget):
 
 
 class ToyDrafter(FakeDrafter):
-    """Draws each slot from scores that are a function of the tokens before it.
+    """Draws each slot from scores that are a function of the last SEEN tokens before it.
 
     `scores_of` gives the candidates of a slot and their scores.
     """
@@ -50,6 +54,7 @@ class ToyDrafter(FakeDrafter):
     ) -> None:
         super().__init__(lambda _tokens, count: [0] * count, block_size=block_size)
         self.scores_of = scores_of
+        self._slot = cache(self._slot_after)
         self._covered = 0
 
     def covered(self, seq: int) -> int:
@@ -74,19 +79,28 @@ class ToyDrafter(FakeDrafter):
         position = self.covered(seq)
         seen = [self.context[place] for place in range(max(0, position - SEEN), position)]
         tokens, drawn = [*seen, anchor], list[Drawn]()
+        every = _every_token(width - 1)
+        noise = np.zeros(every.shape) if draw is None else draw.noise(every)
+        temperature = 1.0 if draw is None else draw.temperature
         for slot in range(width - 1):
-            ids, scores = self.scores_of(tokens)
-            candidates, values = np.array(ids, np.int32), np.array(scores, np.float64)
-            if draw is None:
-                tokens.append(int(candidates[values.argmax()]))
-                continue
-            # Noise comes for whole blocks; of a slot only its own row counts.
-            block = np.broadcast_to(candidates, (slot + 1, len(candidates)))
-            noisy = values / draw.temperature + draw.noise(block)[slot]
-            tokens.append(int(candidates[noisy.argmax()]))
-            drawn.append(Drawn(tokens[-1], candidates, softmax(values / draw.temperature)))
-        kept = tuple(drawn) if draw is not None and draw.with_distributions else ()
-        return Draft(tuple(tokens[len(seen) + 1 :]), (0.5,) * (width - 1), kept)
+            candidates, values, chances = self._slot(temperature, *tokens[-SEEN:])
+            tokens.append(int(candidates[(values + noise[slot, candidates]).argmax()]))
+            if draw is not None and draw.with_distributions:
+                drawn.append(Drawn(tokens[-1], candidates, chances))
+        return Draft(tuple(tokens[len(seen) + 1 :]), (0.5,) * (width - 1), tuple(drawn))
+
+    def _slot_after(
+        self, temperature: float, *seen: int
+    ) -> tuple[npt.NDArray[np.int32], Probabilities, Probabilities]:
+        """Candidates of a slot, their scaled scores and chances."""
+        ids, scores = self.scores_of(seen)
+        values = np.array(scores, np.float64) / temperature
+        return np.array(ids, np.int32), values, softmax(values)
+
+
+@cache
+def _every_token(slots: int) -> npt.NDArray[np.int32]:
+    return np.tile(np.arange(MOST, dtype=np.int32), (slots, 1))
 
 
 class OracleSampler:

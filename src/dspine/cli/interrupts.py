@@ -40,8 +40,8 @@ def unechoed(stream: TextIO) -> Iterator[None]:
     before = termios.tcgetattr(stream)
     changed = termios.tcgetattr(stream)
     changed[3] &= ~termios.ECHO
-    termios.tcsetattr(stream, termios.TCSADRAIN, changed)
     try:
+        termios.tcsetattr(stream, termios.TCSADRAIN, changed)
         yield
     finally:
         termios.tcsetattr(stream, termios.TCSADRAIN, before)
@@ -50,5 +50,6 @@ def unechoed(stream: TextIO) -> Iterator[None]:
 @contextmanager
 def cancel_quietly() -> Iterator[threading.Event]:
     """`cancel_on_interrupt` for an answer that appears where somebody types."""
-    with unechoed(sys.stdin), cancel_on_interrupt() as cancel:
+    # In this order the first Ctrl-C breaks off neither change of the terminal.
+    with cancel_on_interrupt() as cancel, unechoed(sys.stdin):
         yield cancel

@@ -257,6 +257,8 @@ def _sampling(body: Generation, defaults: Defaults, limit: int | None) -> Sampli
 def _refuse_foreign(body: Generation) -> None:
     for name, (without_effect, remedy) in _FOREIGN_FIELDS.items():
         value = (body.model_extra or {}).get(name)
+        if name == "repetition_penalty" and body.repeat_penalty is not None:
+            continue  # sent under every server's name, of which llama-server's holds
         if value is not None and value not in without_effect:
             raise RequestError(
                 400, f"{name} is {value!r}, which this server does not do: {remedy}", name

@@ -21,7 +21,7 @@ from dspine.machine import physical_cores
 from dspine.train.generation import Generator, Job, common_prefix
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import Prompt, PromptEncoder, read_prompts
-from dspine.train.records import Record, read_records
+from dspine.train.records import Record, is_begun_line, read_records
 from dspine.train.target_copy import check_weights, weights_file
 
 _SYNC_LINES = 32
@@ -194,6 +194,8 @@ def _cut_incomplete_line(path: Path, vocab_size: int) -> set[str]:
         with path.open("rb+") as file:
             data = file.read()
             complete = data.rfind(b"\n") + 1
+            if not complete and not is_begun_line(data):
+                raise TrainingError(f"{path} holds no answers: name another file to write them to")
             if complete < len(data):
                 file.truncate(complete)
     except OSError as error:

@@ -48,7 +48,7 @@ def prepare(folder: Path) -> None:
                 old.rename(final)
     except OSError as error:
         raise TrainingError(
-            f"{folder} cannot be used for a run ({error.strerror}): choose another folder"
+            f"{folder} cannot be used for a run ({reason(error)}): choose another folder"
         ) from error
 
 
@@ -88,7 +88,7 @@ def save(
             file.flush()
             os.fsync(file.fileno())
         if final.exists():
-            # Never a moment without either: `recover` takes the old one back.
+            # Never a moment without either: `prepare` takes the old one back.
             final.rename(folder / f"{final.name}{_REPLACED}")
         partial.rename(final)
         _sync(folder)

@@ -28,9 +28,8 @@ def evaluate_checkpoint(
     """Load a checkpoint (or a run's best, else newest one) or a GGUF, and measure it on the shards.
 
     `threads` None: as many as torch takes by itself.
-    Raises PairError when it belongs to another target, UsageError without folders,
-    TrainingError when there are no shards or
-    they hold the features of other layers.
+    Raises PairError when it belongs to another target, UsageError without folders, TrainingError
+    when there are no shards or they hold the features of other layers.
     """
     if threads is not None:
         torch.set_num_threads(threads)

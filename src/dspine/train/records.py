@@ -59,6 +59,15 @@ class Record:
         return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
+def is_begun_line(data: bytes) -> bool:
+    """Whether `data`, which has no newline, may be a line of `Record.to_line` that broke off."""
+    try:
+        fields = json.loads(data)
+    except ValueError:
+        return b'{"id":'.startswith(data[:6])
+    return isinstance(fields, dict) and "g" in fields
+
+
 def is_held_out(prompt_id: str, one_in: int) -> bool:
     """Whether a prompt belongs to the part that training never sees; all its answers do then."""
     return one_in > 0 and zlib.crc32(prompt_id.encode()) % one_in == 0
