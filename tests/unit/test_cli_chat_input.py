@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import select
+import signal
 import stat
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from dspine.cli.chat_input import Entry, LineReader, TerminalReader, history_file, read_entry
-from dspine.cli.interrupts import unechoed
+from dspine.cli.interrupts import cancel_quietly, unechoed
 from dspine.errors import FileError
 
 if sys.platform != "win32":
     import pty
+    import termios
 
 
 def entries(text: str) -> list[Entry]:
@@ -151,6 +153,24 @@ def test_keys_are_not_shown_while_an_answer_comes_and_not_lost() -> None:
         assert stream.readline() == "typed ahead\n"
         type_line(b"seen")
         assert keys.read(20) == b"seen\r\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
+@pytest.mark.parametrize("presses", [0, 1, 2])
+def test_the_terminal_is_as_before_however_an_answer_ends(
+    presses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        before = termios.tcgetattr(stream), signal.getsignal(signal.SIGINT)
+        ended = pytest.raises(KeyboardInterrupt) if presses == 2 else nullcontext()
+        with ended, cancel_quietly() as cancel:
+            assert not termios.tcgetattr(stream)[3] & termios.ECHO
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
+                assert cancel.is_set()
+        assert (termios.tcgetattr(stream), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_where_nobody_types_nothing_is_changed() -> None:

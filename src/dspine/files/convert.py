@@ -42,7 +42,8 @@ def convert_checkpoint(
     if thinking is None and read.pair is None and target is not None and _can_think(target):
         warnings.append(
             f"{read.path} does not say whether the drafter was trained on text with reasoning, and "
-            f"its target can answer with and without: without is recorded, unless --thinking on says so"
+            f"its target can answer with and without: recorded is without, unless --thinking on "
+            f"says otherwise"
         )
     if thinking is not None and thinking != pair.thinking:
         pair = replace(pair, thinking=thinking)
