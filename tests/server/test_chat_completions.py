@@ -312,55 +312,6 @@ def test_a_least_number_of_tokens_below_the_limit_is_the_engines_business() -> N
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["reasoning_budget", "thinking_budget_tokens", "thinking_token_budget", "thinking_budget"],
-)
-def test_a_limit_of_thoughts_has_many_names(name: str) -> None:
-    def asked(body: dict[str, Any], usual: int | None = None) -> Any:
-        defaults = Defaults(SamplingOptions(), None, max_thoughts=usual)
-        return chat_wish(ChatBody.model_validate(body), defaults).options.get("max_thoughts")
-
-    assert asked({**ASK, name: 100}) == 100
-    assert asked({**ASK, name: 0}, 50) == 0
-    assert asked({**ASK, name: -1}, 50) is None
-    assert asked(ASK, 50) == 50
-    # The server's own limit is no reason to refuse a form that leaves no room for thoughts.
-    assert asked({**ASK, "response_format": {"type": "json_object"}}, 50) is None
-    with served("Hi.") as client:
-        reply = client.post("/v1/chat/completions", json={**ASK, name: 100})
-    assert reply.json()["choices"][0]["message"]["content"] == "Hi."
-
-
-def test_sampling_fields_reach_the_sampler_and_the_rest_stays_as_the_server_has_it() -> None:
-    body = ChatBody.model_validate(
-        {
-            **ASK,
-            "temperature": 0.5,
-            "seed": 7,
-            "top_k": 3,
-            "top_n_sigma": 1.5,
-            "logit_bias": {"5": -1, "6": False},
-            # What clients of other servers send, switched off:
-            "mirostat": 0,
-            "dynatemp_range": 0.0,
-            "min_keep": 0,
-            "repetition_penalty": 1.0,
-        }
-    )
-    defaults = Defaults(SamplingOptions(min_p=0.2, logit_bias=((9, 1.0),)), None)
-    found = chat_wish(body, defaults).options["sampling"]
-    assert (found.temperature, found.seed, found.top_k, found.min_p) == (0.5, 7, 3, 0.2)
-    assert found.top_n_sigma == 1.5
-    assert found.logit_bias == ((9, 1.0), (5, -1.0), (6, -math.inf))
-    both = {**ASK, "repeat_penalty": 1.2, "repetition_penalty": 1.1}
-    found = chat_wish(ChatBody.model_validate(both), defaults).options["sampling"]
-    assert found.repeat_penalty == 1.2
-    body = ChatBody.model_validate({**ASK, "top_k": -1, "logit_bias": [[5, False], [6, 0.5]]})
-    found = chat_wish(body, defaults).options["sampling"]
-    assert (found.top_k, found.logit_bias[1:]) == (0, ((5, -math.inf), (6, 0.5)))
-
-
-@pytest.mark.parametrize(
     ("body", "words", "param"),
     [
         ({"messages": []}, "at least 1 item", "messages"),
