@@ -352,6 +352,7 @@ def test_a_least_number_of_tokens_below_the_limit_is_the_engines_business() -> N
             None,
         ),
         ({**ASK, "samplers": ["magic"]}, "magic", None),
+        ({**ASK, "samplers": "kz"}, "samplers names 'z'", None),
         ({**ASK, "mirostat": 2}, "mirostat is 2", "mirostat"),
         ({**ASK, "dynatemp_range": 0.5}, "leave it out", "dynatemp_range"),
         ({**ASK, "min_keep": 2}, "leave it out", "min_keep"),

@@ -93,6 +93,22 @@ def test_what_clients_of_other_servers_send_by_default_changes_nothing() -> None
     assert wish.options["sampling"] == usual
 
 
+@pytest.mark.parametrize(
+    ("given", "order"),
+    [
+        ("edkypmxt", [name for name in SAMPLERS if name != "top_n_sigma"]),
+        ("skt", ["top_n_sigma", "top_k", "temperature"]),
+        (["top-k", "temp"], ["top_k", "temperature"]),
+    ],
+)
+def test_the_order_of_samplers_has_names_or_letters(
+    given: str | list[str], order: list[str]
+) -> None:
+    body = ChatBody.model_validate({**ASK, "samplers": given})
+    wish = chat_wish(body, Defaults(SamplingOptions(), None))
+    assert wish.options["sampling"].samplers == tuple(order)
+
+
 def test_a_penalty_under_two_names_is_that_of_llama_server() -> None:
     both = {**ASK, "repeat_penalty": 1.2, "repetition_penalty": 1.1}
     wish = chat_wish(ChatBody.model_validate(both), Defaults(SamplingOptions(), None))

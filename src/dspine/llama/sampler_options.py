@@ -30,6 +30,19 @@ OTHER_NAMES = {
 }
 """What llama.cpp also calls them."""
 
+LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+}
+"""Their letters in llama.cpp's short form of an order."""
+
 _LONGEST_BREAKER = 40
 
 
@@ -151,6 +164,13 @@ def read_samplers(text: str) -> tuple[str, ...]:
     """The order that a text such as "top_k;temperature" means; UsageError for other names."""
     names = (name.strip().lower() for name in text.split(";"))
     order = tuple(OTHER_NAMES.get(name, name) for name in names if name)
+    _check_order(order)
+    return order
+
+
+def read_letters(text: str) -> tuple[str, ...]:
+    """The order that a text such as "edkypmxt" means; UsageError for other letters."""
+    order = tuple(LETTERS.get(letter, letter) for letter in text)
     _check_order(order)
     return order
 

@@ -172,7 +172,8 @@ class Generation(Body):
     dry_sequence_breakers: list[str] | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
-    samplers: list[str] | None = None
+    samplers: list[str] | str | None = None
+    """Names in their order, or their letters in one text, as clients of llama-server send it."""
     logit_bias: Biases = None
     ignore_eos: bool = False
     cache_prompt: bool = True

@@ -9,6 +9,7 @@ from typing import Any
 
 from dspine.engine.prompt import Prompt
 from dspine.engine.sampling import SamplingOptions
+from dspine.llama.sampler_options import read_letters, read_samplers
 from dspine.server.bodies import (
     ChatBody,
     ChatMessage,
@@ -240,8 +241,10 @@ def _sampling(body: Generation, defaults: Defaults, limit: int | None) -> Sampli
     }
     if body.seed is not None:
         changes["seed"] = None if body.seed < 0 else body.seed
-    if body.samplers is not None:
-        changes["samplers"] = tuple(body.samplers)
+    if isinstance(body.samplers, str):
+        changes["samplers"] = read_letters(body.samplers)
+    elif body.samplers is not None:
+        changes["samplers"] = read_samplers(";".join(body.samplers))
     if body.dry_sequence_breakers is not None:
         changes["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     if changes.get("top_k", 0) < 0:
