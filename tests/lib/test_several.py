@@ -84,7 +84,9 @@ def test_targets_of_every_kind_of_memory_answer_several_at_once(
         # Gemma 2 shows taps node by node, which keeps prompts apart where they are read.
         if make is not tiny_gemma2:
             assert bool(row["mixed"]) is (rollback == "trim"), row
-    assert caplog.messages == [], "every decode of several went well"
+    told = [one for one in caplog.messages if "first drafts are right" not in one]
+    assert told == [], "every decode of several went well"
+    assert len(caplog.messages) <= 2, "one for each engine"
 
 
 def test_the_context_is_divided_among_the_sequences(tmp_path: Path) -> None:

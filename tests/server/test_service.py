@@ -428,8 +428,8 @@ def test_stopping_breaks_off_what_does_not_end_in_time() -> None:
         last = ""
         async for event in service.thread.answer(Job([65, 58], {})):
             if not last:
-                stopping.start()
                 [running] = service.thread._running
+                stopping.start()
                 await asyncio.to_thread(running.cancel.wait, PATIENCE)
                 target.may_go.set()
             last = getattr(event, "reason", "running")

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dspine.drafters.base import Draw
+from dspine.drafters.base import Draft, Draw
 from dspine.engine.choose import GreedyChooser
 from dspine.engine.loop import generate
 from dspine.engine.promise import TRIES, Promise
+from dspine.engine.proposal import Confirmed
 from dspine.engine.proposers import DrafterProposer
 from dspine.engine.rollback import TrimRollback
 from dspine.engine.speculate import SpeculativeStepper
@@ -53,7 +54,7 @@ def test_a_promise_that_is_broken_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     target = FakeTarget(NEXT, VOCAB, n_ctx=1000)
-    engine = make_engine(target, right_once_in(every), proposer=proposer, promised=promised)
+    engine = make_engine(target, right_once_in(every), proposer=proposer, promise=Promise(promised))
     engine.complete([BOS], max_tokens=5 * TRIES)
     assert len(caplog.records) == told
     if told:
@@ -79,20 +80,32 @@ def test_drafts_that_are_drawn_say_nothing(
     run.chooser = kind(target)
     policy = FixedWidth({"dspine": 2})
     wrong = FakeDrafter(lambda tokens, count: [(target.next_token(tokens) + 1) % VOCAB] * count)
-    network = DrafterProposer(policy, wrong, target, max_positions=target.n_ctx, promised=0.6)
+    network = DrafterProposer(
+        policy, wrong, target, max_positions=target.n_ctx, promise=Promise(0.6)
+    )
     collect(list(generate(run, SpeculativeStepper(run, network, policy, TrimRollback(target)))))
     assert len(wrong.drafts) > TRIES
     assert len(caplog.records) == told
 
 
 def test_a_step_that_was_taken_back_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    target = FakeTarget(NEXT, VOCAB, n_ctx=5 * TRIES)
+    wrong = FakeDrafter(lambda _, count: [1] * count)
+    network = DrafterProposer(
+        FixedWidth({"dspine": 2}), wrong, target, max_positions=target.n_ctx, promise=Promise(0.6)
+    )
+    network.begin([BOS])
+    for taken_back in (True, False):
+        for _ in range(TRIES):
+            network.proposal(Draft((1,)))
+            if taken_back:
+                network.truncate(1)
+            network.confirm(Confirmed(0, 0, (2,)))
+        assert len(caplog.records) == (not taken_back)
+
+
+def test_it_is_told_once_for_all_sequences(caplog: pytest.LogCaptureFixture) -> None:
     promise = Promise(0.6)
-    for _ in range(TRIES):
-        promise.drafted(1)
-        promise.forget()
-        promise.confirmed(2)
-    assert caplog.records == []
-    for _ in range(TRIES):
-        promise.drafted(1)
-        promise.confirmed(2)
+    for _ in range(5 * TRIES):
+        promise.compare(1, 2)
     assert len(caplog.records) == 1

@@ -18,6 +18,7 @@ from dspine.engine.measure import Conditions, calibrated, fewer_threads, needs_f
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.parts import EngineParts, ProposerName, TargetFacts
 from dspine.engine.policies import UNKNOWN_CURVE, assumes_acceptance, does_not_pay, policy_maker
+from dspine.engine.promise import Promise
 from dspine.engine.prompt import token_text
 from dspine.engine.rollback import MAX_REPLAY, RollbackMode, check_snapshots, choose_rollback
 from dspine.engine.state_copies import measure_copies, snapshots_or_not
@@ -389,7 +390,7 @@ def _assemble(
         drafter_path=options.drafter,
         trained_on_thoughts=None if drafter is None else _trained_on_thoughts(file),
         max_positions=min(file.config.max_positions, sizes.n_ctx) if file else 0,
-        promised=next(iter(file.record.acceptance_curve), None) if file else None,
+        promise=Promise(next(iter(file.record.acceptance_curve), None) if file else None),
         ngram_min_match=options.ngram_min_match,
         ngram_table=_table(options, model.vocab_size),
         plan=choice.plan,

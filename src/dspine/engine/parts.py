@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from dspine.drafters.base import Drafter
 from dspine.engine.ngram_table import NgramTable
+from dspine.engine.promise import Promise
 from dspine.engine.prompt import TokenizerLike
 from dspine.engine.rollback import RollbackMode
 from dspine.engine.sampling import TokenSampler
@@ -64,8 +65,8 @@ class EngineParts:
     trained_on_thoughts: bool | None = None
     """Whether the drafter was, as its file says; None where it does not or nothing drafts."""
     max_positions: int = 0
-    promised: float | None = None
-    """Share of the drafter's first drafts that are right, as its file says."""
+    promise: Promise = field(default_factory=Promise)
+    """What the drafter's file says of its first drafts, judged over all sequences."""
     ngram_min_match: int = 2
     ngram_table: NgramTable | None = None
     plan: WidthPlan | None = None

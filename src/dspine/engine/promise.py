@@ -14,31 +14,28 @@ SHARE = 0.25
 
 
 class Promise:
-    """Compares the first draft of each block with the token that came, verified or not."""
+    """Compares the first draft of each block with the token that came, verified or not; one for
+    all sequences of an engine.
+    """
 
-    def __init__(self, promised: float | None) -> None:
+    def __init__(self, promised: float | None = None) -> None:
         """`promised`: the share of first drafts that are right, None where nobody said."""
         self._promised = promised
-        self._draft: int | None = None
         self._tries = self._right = 0
 
-    def drafted(self, token: int) -> None:
-        """The first draft of a block that was not drawn."""
-        self._draft = token
-
-    def confirmed(self, token: int) -> None:
-        """What stands in its place."""
-        draft, self._draft = self._draft, None
-        if draft is None or self._promised is None:
+    def compare(self, draft: int, token: int) -> None:
+        """`token` stands where `draft` was the first of a block that was not drawn."""
+        promised = self._promised
+        if promised is None:
             return
         self._tries += 1
         self._right += token == draft
         if self._tries < TRIES:
             return
-        share, promised = self._right / self._tries, self._promised
-        self._promised = None if share < SHARE * promised else promised
+        share = self._right / self._tries
         self._tries = self._right = 0
-        if self._promised is None:
+        if share < SHARE * promised:
+            self._promised = None
             log.warning(
                 "only %.0f%% of the drafter's first drafts are right, and its file says %.0f%%: "
                 "either this text does not suit it, or it was made for another target or another "
@@ -46,7 +43,3 @@ class Promise:
                 100.0 * share,
                 100.0 * promised,
             )
-
-    def forget(self) -> None:
-        """The step was taken back."""
-        self._draft = None

@@ -126,10 +126,10 @@ class DrafterProposer:
         *,
         max_positions: int,
         seq: int = 0,
-        promised: float | None = None,
+        promise: Promise | None = None,
     ) -> None:
-        """Anchors from `max_positions` on are beyond what the drafter was made for. `promised` is
-        the share of its first drafts that its file says are right.
+        """Anchors from `max_positions` on are beyond what the drafter was made for. `promise` is
+        told how its first drafts turn out.
         """
         self.name = drafter.name
         self.disabled_reason: str | None = None
@@ -141,7 +141,9 @@ class DrafterProposer:
         self.has_ended = False
         """Whether the running answer went beyond what the drafter was made for."""
         self._seq = seq
-        self._promise = Promise(promised)
+        self._promise = promise or Promise()
+        self._first: int | None = None
+        """The first draft of the block that is not confirmed yet."""
         self._draws = False
         self._failures = 0
         self._first_visible = 0
@@ -213,7 +215,7 @@ class DrafterProposer:
         if not tokens:
             return NOTHING
         if not self._draws:
-            self._promise.drafted(tokens[0])
+            self._first = tokens[0]
         scores = draft.scores or (UNSCORED,) * len(tokens)
         return Proposal(tokens, scores, self.name, draft.drawn)
 
@@ -248,7 +250,9 @@ class DrafterProposer:
 
     def confirm(self, confirmed: Confirmed) -> None:
         position, row, tokens = confirmed
-        self._promise.confirmed(tokens[0])
+        if self._first is not None:
+            self._promise.compare(self._first, tokens[0])
+            self._first = None
         if position < self.max_positions and self.disabled_reason is None:
             try:
                 self._feed.take(position, row, len(tokens))
@@ -260,7 +264,7 @@ class DrafterProposer:
             self._guarded(lambda: self._feed.flush(position))
 
     def truncate(self, length: int) -> None:
-        self._promise.forget()
+        self._first = None
         if self.disabled_reason is None:
             self._guarded(lambda: self._feed.truncate(length - 1))
 

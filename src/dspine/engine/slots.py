@@ -93,7 +93,7 @@ def _make_proposer(
             target,
             max_positions=parts.max_positions,
             seq=number,
-            promised=parts.promised,
+            promise=parts.promise,
         )
     lookup = None
     if wanted in ("auto", "ngram"):
