@@ -66,17 +66,19 @@ def read_drafter_geometry(path: Path) -> DrafterGeometry:
         Weight(name, tensor.type.name, tensor.ne) for name, tensor in drafter.tensors.items()
     )
     return DrafterGeometry(
-        path.stem, drafter.config, weights, path.stat().st_size, _table_bytes(path)
+        path.stem, drafter.config, weights, path.stat().st_size, _table_entries(path)
     )
 
 
-def _table_bytes(drafter: Path) -> int:
-    """Memory of the n-gram table beside a drafter; 0 where there is none."""
+def _table_entries(drafter: Path) -> int:
+    """Entries of the n-gram table beside a drafter, by the size of its column of single bytes; 0
+    where there is none.
+    """
     path = drafter.with_name(f"{drafter.stem}.ngram.npz")
     try:
         with zipfile.ZipFile(path) as archive:
-            return sum(entry.file_size for entry in archive.infolist())
-    except (OSError, zipfile.BadZipFile):
+            return archive.getinfo("confidences.npy").file_size
+    except (OSError, KeyError, zipfile.BadZipFile):
         return 0
 
 

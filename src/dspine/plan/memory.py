@@ -28,11 +28,14 @@ HELD_STATES = 2
 """Recurrent states of earlier positions that one answer keeps in main memory: around the end of its
 prompt."""
 
-PROGRAM_BYTES = 56 << 20
+PROGRAM_BYTES = 61 << 20
 """Python, NumPy, the libraries and the engine's own objects, measured on Linux."""
 
 TOKEN_BYTES, MERGE_BYTES = 282, 235
 """Memory of the tokenizer for each token and each merge, measured on Linux."""
+
+TABLE_ENTRY_BYTES, HASHED_ENTRY_BYTES = 13, 32
+"""Of the n-gram table as it is read, and of the kernels' copy, half of whose places are free."""
 
 MEASURED_CONTEXT = 528
 """Positions of the context that is measured at the start."""
@@ -53,7 +56,7 @@ class DrafterGeometry:
     weights: tuple[Weight, ...]
     file_bytes: int = 0
     """Size of its file, which is mapped while it is read; 0 without one."""
-    table_bytes: int = 0
+    table_entries: int = 0
     """Of the n-gram table beside it."""
 
     @property
@@ -142,7 +145,8 @@ def plan_memory(
     loading = 0
     if drafter is not None and setup.mode != "plain":
         items += _drafter(target, drafter, setup, n_ctx)
-        items.append(Item("n-gram table", "cpu", drafter.table_bytes))
+        entry = TABLE_ENTRY_BYTES + (HASHED_ENTRY_BYTES if setup.kernels == "dspine" else 0)
+        items.append(Item("n-gram table", "cpu", drafter.table_entries * entry))
         loading = drafter.file_bytes + _reduced_head(target, drafter)
     tokenizer = target.vocabulary * TOKEN_BYTES + target.merges * MERGE_BYTES
     items.append(Item("program and tokenizer", "cpu", PROGRAM_BYTES + tokenizer))
