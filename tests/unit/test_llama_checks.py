@@ -12,10 +12,11 @@ from dspine.errors import FileError, LibraryError, UsageError
 from dspine.llama import library as library_module
 from dspine.llama import model as model_module
 from dspine.llama.checks import require_count
-from dspine.llama.library import Library, cpu_features
+from dspine.llama.library import cpu_features
 from dspine.llama.model import check_file
 from dspine.llama.native import MANDATORY, bind, missing_symbols
 from dspine.llama.taps import check_taps
+from tests.support.libraries import described_library
 
 
 def test_taps_of_all_layers_but_the_last_are_accepted() -> None:
@@ -139,19 +140,7 @@ def test_cpu_features_are_those_that_are_on() -> None:
 def test_another_llama_cpp_than_the_tested_one_is_told(
     tmp_path: Path, commit: str | None, told: bool
 ) -> None:
-    library = Library(
-        path=tmp_path,
-        file=tmp_path / "libllama.so",
-        version="0.3.36",
-        llama_version="0",
-        commit=commit,
-        ggml_version="0",
-        system_info="",
-        features=(),
-        devices=(),
-        has_tap_symbols=True,
-        has_tensor_symbol=True,
-    )
+    library = described_library(tmp_path, version="0.3.36", commit=commit)
     notice = library.notice or ""
     assert ("llama.cpp abcdef012, and dspine was tested with 0c1e570 alone" in notice) is told
     assert bool(notice) is told

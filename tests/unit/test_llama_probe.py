@@ -14,6 +14,7 @@ from dspine.llama import probe as probe_module
 from dspine.llama.library import Library
 from dspine.llama.probe import CURE, ProbeResult, probe
 from dspine.machine import cache_folder
+from tests.support.libraries import described_library
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 WORKS = "pass"
@@ -39,21 +40,9 @@ def one_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
-    file = tmp_path / "libllama.so"
-    file.write_bytes(b"first build")
-    return Library(
-        path=tmp_path,
-        file=file,
-        version="0",
-        llama_version="0",
-        commit=None,
-        ggml_version="0",
-        system_info="",
-        features=(),
-        devices=(),
-        has_tap_symbols=True,
-        has_tensor_symbol=True,
-    )
+    found = described_library(tmp_path)
+    found.file.write_bytes(b"first build")
+    return found
 
 
 def run(library: Library, children: Children, tmp_path: Path) -> ProbeResult:

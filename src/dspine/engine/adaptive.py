@@ -16,7 +16,7 @@ from dspine.engine.asking import LEAST_REACH, Judgement, Prices, Prospects, typi
 from dspine.engine.costs import StepCosts
 from dspine.engine.offers import ALONE, Offer, watched
 from dspine.engine.onward import OnwardProspects
-from dspine.engine.proposal import DRAFTER, JOINT, NOTHING, Ask, Proposal
+from dspine.engine.proposal import CONTINUED, DRAFTER, GRAMMAR, NGRAM, NOTHING, TABLE, Ask, Proposal
 from dspine.engine.sequence import common_prefix
 from dspine.engine.trial import Trial, would_have
 from dspine.engine.waiting import owed_ms
@@ -32,11 +32,8 @@ NETWORK_PRIORS = (
 
 LOOKUP_PRIORS = (ScorePrior(), ScorePrior(0.8), ScorePrior(-1.0))
 
-FREE = ("ngram", "table", "grammar")
+FREE = (NGRAM, TABLE, GRAMMAR)
 """Names of proposals that cost nothing."""
-
-CONTINUED = f"table{JOINT}ngram"
-"""The name of one that counts as the table's."""
 
 SITUATIONS = 4
 WEAK, STRONG = 0.45, 0.75
@@ -102,7 +99,7 @@ class AdaptiveWidth:
         self._network = Reliability(NETWORK_PRIORS)
         self._sources = [Reliability(LOOKUP_PRIORS) for _ in FREE]
         self._lookups = dict(zip(FREE, self._sources, strict=True))
-        self._lookups[CONTINUED] = self._lookups["table"]
+        self._lookups[CONTINUED] = self._lookups[TABLE]
         typical = typical_chains(curve[: block_size - 1] or (0.5,), NETWORK_PRIORS[ALONE])
         self._prospects = Prospects(
             self._network, typical, situations=SITUATIONS, most_drafts=max(1, block_size - 1)

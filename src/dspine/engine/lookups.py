@@ -11,18 +11,10 @@ from typing import Protocol
 
 from dspine.engine.ngram import MAX_CANDIDATES, MAX_MATCH, NgramIndex
 from dspine.engine.ngram_table import NgramTable
-from dspine.engine.proposal import JOINT, MOST, Proposal
+from dspine.engine.proposal import CONTINUED, MOST, NGRAM, TABLE, Proposal
 from dspine.ggml import kernels
 from dspine.ggml.ngram import COUNT_BITS, NativeText
 from dspine.ggml.ngram import MOST as COUNT_MASK
-
-NGRAM = "ngram"
-"""The name under which proposals of what repeats are counted."""
-
-TABLE = "table"
-"""The same for the table."""
-
-CONTINUED = f"{TABLE}{JOINT}{NGRAM}"
 
 LEAST_REACH = 0.1
 """Chance of a table draft to be reached under which the table is not asked for more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import mul
@@ -65,13 +65,19 @@ def kinds_after(tokens: Sequence[int], given: int, others: Iterable[Offer]) -> l
         theirs = other.proposal.tokens
         if theirs[:given] != tuple(tokens[:given]):
             continue
-        for slot, (token, their) in enumerate(zip(tokens[given:], theirs[given:], strict=False)):
-            kind = AGREE if token == their else DIFFER
+        for slot, kind in enumerate(_compared(tokens[given:], theirs[given:])):
             if kinds[slot] != AGREE:
                 kinds[slot] = kind
-            if kind == DIFFER:
-                break
     return kinds
+
+
+def _compared(tokens: Sequence[int], others: Sequence[int]) -> Iterator[int]:
+    """Slot by slot whether the others agree, up to the first that differs."""
+    for token, other in zip(tokens, others, strict=False):
+        if token != other:
+            yield DIFFER
+            return
+        yield AGREE
 
 
 def watched(network: Reliability, drafted: Proposal, free: Iterable[Offer]) -> Offer:
@@ -81,15 +87,10 @@ def watched(network: Reliability, drafted: Proposal, free: Iterable[Offer]) -> O
     # A choice that depends on what was drawn would change the distribution of the text.
     for offer in free if not drafted.drawn else ():
         offer.slots = slots = list(offer.slots)
-        for slot, (token, other) in enumerate(
-            zip(drafted.tokens[:own], offer.proposal.tokens, strict=False)
-        ):
-            kind = AGREE if token == other else DIFFER
+        for slot, kind in enumerate(_compared(drafted.tokens[:own], offer.proposal.tokens)):
             slots[slot] += BINS * kind
             if kinds[slot] != AGREE:
                 kinds[slot] = kind
-            if kind == DIFFER:
-                break
     return Offer(network, drafted, slots_of(kinds, drafted.scores))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dspine.engine.adaptive import AdaptiveWidth
 from dspine.engine.costs import CostTable, StepCosts
-from dspine.engine.proposal import DRAFTER
+from dspine.engine.proposal import DRAFTER, NGRAM
 from dspine.engine.waiting import Copies
 from dspine.engine.width import FixedWidth, WidthChoice, WidthPolicy, nearest_width
 
@@ -82,7 +82,7 @@ def make_policy(
             shared=shared,
             follows=follows,
         )
-    limits = {DRAFTER: block_size - 1, "ngram": most - 1}
+    limits = {DRAFTER: block_size - 1, NGRAM: most - 1}
     if snapshots:
         limits = {name: min(limit, snapshots) for name, limit in limits.items()}
     widths = limits

@@ -20,6 +20,13 @@ DRAFTER = "dspine"
 JOINT = "+"
 """Between the names of two proposers, the second of which continued a chain of the first."""
 
+NGRAM, TABLE, GRAMMAR = "ngram", "table", "grammar"
+"""Names under which proposals that cost nothing are counted: of what repeats, of the table of
+likely tokens, of what a grammar forces."""
+
+CONTINUED = f"{TABLE}{JOINT}{NGRAM}"
+"""The name of a table's chain that a repeat continues."""
+
 MOST = 1 << 30
 """More drafts than there ever are."""
 

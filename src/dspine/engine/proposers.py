@@ -8,10 +8,20 @@ from typing import TypeVar
 
 from dspine.drafters.base import Draft, DraftAsk, Drafter
 from dspine.engine.feed import FeatureFeed
-from dspine.engine.lookups import NGRAM, make_lookups
+from dspine.engine.lookups import make_lookups
 from dspine.engine.ngram_table import NgramTable
 from dspine.engine.promise import Promise
-from dspine.engine.proposal import DRAFTER, MOST, NOTHING, Ask, Confirmed, Proposal, Proposer
+from dspine.engine.proposal import (
+    DRAFTER,
+    GRAMMAR,
+    MOST,
+    NGRAM,
+    NOTHING,
+    Ask,
+    Confirmed,
+    Proposal,
+    Proposer,
+)
 from dspine.engine.sequence import common_prefix
 from dspine.engine.target import Target
 from dspine.engine.width import WidthPolicy
@@ -19,9 +29,6 @@ from dspine.engine.width import WidthPolicy
 log = logging.getLogger("dspine")
 
 T = TypeVar("T")
-
-GRAMMAR = "grammar"
-"""The name of proposals of what a grammar forces."""
 
 UNSCORED = 0.5
 """Score of a draft about which its drafter says nothing."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dspine.engine.costs import StepCosts, interpolate
-from dspine.engine.proposal import DRAFTER, NOTHING, Ask, Proposal
+from dspine.engine.proposal import DRAFTER, GRAMMAR, NGRAM, NOTHING, Ask, Proposal
 from dspine.engine.waiting import Copies, StoringRule, owed_ms
 from dspine.measured import expected_tokens as expected_tokens
 
@@ -236,7 +236,7 @@ class FixedWidth:
             self._drafts = {name: min(drafts, most) for name, most in self._limits.items()}
 
     def most(self, proposer: str) -> int:
-        if proposer == "grammar":
+        if proposer == GRAMMAR:
             return max(self._drafts.values(), default=0)
         return self._drafts.get(proposer, 0)
 
@@ -247,7 +247,7 @@ class FixedWidth:
         """
         self._found = self._forced = NOTHING
         for proposal in free:
-            if proposal.proposer == "grammar":
+            if proposal.proposer == GRAMMAR:
                 self._forced = proposal
             elif not self._found.tokens or _first_score(proposal) > _first_score(self._found):
                 self._found = proposal
@@ -263,7 +263,7 @@ class FixedWidth:
         self._chosen = NOTHING
         if not self._is_due:
             chosen = drafted if drafted.tokens else self._found
-            chosen = chosen.first(self.most(DRAFTER if drafted.tokens else "ngram"))
+            chosen = chosen.first(self.most(DRAFTER if drafted.tokens else NGRAM))
             self._chosen = _likelier(chosen, self._forced) if self._forced.tokens else chosen
         return self._chosen
 
@@ -292,7 +292,7 @@ class FixedWidth:
         rows = self._costs.rows(request.position)
         self._rows, self._plain = rows[request.extra :], rows[0]
         wanted = self.most(DRAFTER) if drafts else 0
-        wanted = max(wanted, min(len(self._found.tokens), self.most("ngram")))
+        wanted = max(wanted, min(len(self._found.tokens), self.most(NGRAM)))
         width = 1 + min(wanted, request.limit)
         token_ms = min(1.0, self._pace) * self._plain
         return self._rule.due(rows, request.extra, width, token_ms)

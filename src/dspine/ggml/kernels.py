@@ -93,11 +93,13 @@ def installed() -> Kernels | None:
     return _installed[0] if _installed else None
 
 
-def quick_function(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> Callable[..., int]:
-    """A function of the kernels that gives an int within microseconds: called without giving up
-    Python's lock.
+def quick_function(
+    library: ctypes.CDLL, name: str, arguments: Sequence[Any], result: type | None = _INT
+) -> Callable[..., int]:
+    """A function of the kernels that gives its result within microseconds: called without giving
+    up Python's lock.
     """
-    return ctypes.PYFUNCTYPE(_INT, *arguments)((name, library))
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, library))
 
 
 @cache

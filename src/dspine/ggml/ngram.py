@@ -40,8 +40,8 @@ class NativeTable:
         confidences: npt.NDArray[np.uint8],
     ) -> None:
         """Contiguous arrays of one length, keys all different; `library` has the CPU kernels."""
-        make = _function(library, "dspine_ngram_table", _POINTER, *[_POINTER] * 3, _LONG)
-        free = _function(library, "dspine_ngram_free_table", None, _POINTER)
+        make = quick_function(library, "dspine_ngram_table", [*[_POINTER] * 3, _LONG], _POINTER)
+        free = quick_function(library, "dspine_ngram_free_table", [_POINTER], None)
         parts = keys, tokens, confidences
         self.address = _made(make(*(part.ctypes.data for part in parts), len(keys)))
         _freed_with(self, free, self.address)
@@ -64,8 +64,8 @@ class NativeText:
         compared. `scores[n]` is the chance of the token after a match of n tokens, up to the
         longest. `least` and `least_reach` as in `NgramTable.chain`.
         """
-        make = _function(library, "dspine_ngram_text", _POINTER, *[_INT] * 3, _POINTER)
-        free = _function(library, "dspine_ngram_free_text", None, _POINTER)
+        make = quick_function(library, "dspine_ngram_text", [*[_INT] * 3, _POINTER], _POINTER)
+        free = quick_function(library, "dspine_ngram_free_text", [_POINTER], None)
         chances = np.array(scores, np.float64)
         self._text = _made(make(*matches, chances.ctypes.data))
         _freed_with(self, free, self._text)
@@ -73,13 +73,17 @@ class NativeText:
         self._table = table
         self._known = table.address if table is not None else 0
         self._least = least, least_reach
-        self._size = _function(library, "dspine_ngram_size", _LONG, _POINTER)
-        self._tokens = _function(library, "dspine_ngram_tokens", _POINTER, _POINTER)
-        self._truncate = _function(library, "dspine_ngram_truncate", None, _POINTER, _LONG)
+        self._size = quick_function(library, "dspine_ngram_size", [_POINTER], _LONG)
+        self._tokens = quick_function(library, "dspine_ngram_tokens", [_POINTER], _POINTER)
+        self._truncate = quick_function(library, "dspine_ngram_truncate", [_POINTER, _LONG], None)
         self._extend = quick_function(library, "dspine_ngram_extend", [_POINTER, _POINTER, _LONG])
         numbers = _INT, _INT, _DOUBLE, _DOUBLE, _POINTER, _POINTER
-        self._look_up = _function(library, "dspine_ngram_look_up", _LONG, *[_POINTER] * 3, *numbers)
-        self._after = _function(library, "dspine_ngram_after", _LONG, *[_POINTER] * 3, *numbers)
+        self._look_up = quick_function(
+            library, "dspine_ngram_look_up", [*[_POINTER] * 3, *numbers], _LONG
+        )
+        self._after = quick_function(
+            library, "dspine_ngram_after", [*[_POINTER] * 3, *numbers], _LONG
+        )
         self._new: tuple[int, ...] = ()
         """Tokens that the next call adds first."""
         self._make_room(FIRST_ROOM)
@@ -156,13 +160,6 @@ class NativeText:
             if self._extend(self._text, tokens.ctypes.data, len(tokens)) < 0:
                 raise MemoryError("no memory for more tokens of the text")
             self._new = ()
-
-
-def _function(
-    library: ctypes.CDLL, name: str, result: type | None, *arguments: type
-) -> Callable[..., int]:
-    """Like `quick_function`, with another result."""
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, library))
 
 
 def _freed_with(owner: object, free: Callable[[int], object], address: int) -> None:
