@@ -104,8 +104,17 @@ DSPINE_EMULATED_CALL __m512i both(__m512i a, __m512i b) {
     return bits(a, b, [](uint64_t x, uint64_t y) { return x & y; });
 }
 
-DSPINE_EMULATED_CALL __m512i either(__m512i a, __m512i b) {
-    return bits(a, b, [](uint64_t x, uint64_t y) { return x | y; });
+// VPTERNLOGD: bit 4 x + 2 y + z of the table for bits x, y and z of a, b and c.
+DSPINE_EMULATED_CALL __m512i three(__m512i a, __m512i b, __m512i c, unsigned table) {
+    const auto x = lanes<uint32_t>(a), y = lanes<uint32_t>(b), z = lanes<uint32_t>(c);
+    return make<__m512i, uint32_t>([&](unsigned i) {
+        uint32_t out = 0;
+        for (unsigned bit = 0; bit < 32; bit++) {
+            const unsigned place = (x.at[i] >> bit & 1) << 2 | (y.at[i] >> bit & 1) << 1 | (z.at[i] >> bit & 1);
+            out |= uint32_t(table >> place & 1) << bit;
+        }
+        return out;
+    });
 }
 
 DSPINE_EMULATED_CALL __m512i differ(__m512i a, __m512i b) {
@@ -267,7 +276,7 @@ DSPINE_EMULATED_CALL V masked_doubles(__mmask8 mask, V x) {
 #define _mm512_set1_epi8(x) emulated::repeat<int8_t>(x)
 #define _mm512_set1_epi32(x) emulated::repeat<int32_t>(x)
 #define _mm512_and_si512(a, b) emulated::both(a, b)
-#define _mm512_or_si512(a, b) emulated::either(a, b)
+#define _mm512_ternarylogic_epi32(a, b, c, table) emulated::three(a, b, c, table)
 #define _mm512_xor_si512(a, b) emulated::differ(a, b)
 #define _mm512_add_epi32(a, b) emulated::add32(a, b)
 #define _mm512_slli_epi16(x, by) emulated::left<uint16_t>(x, by)

@@ -55,7 +55,8 @@ inline float largest(__m256 x) {
 // A panel of 16 outputs in two registers.
 struct Vectors256 {
     using Float = __m256;
-    static constexpr int kLanes = 8, kParts = 2;
+    static constexpr int    kLanes = 8, kParts = 2;
+    static constexpr size_t kFetchAhead = 2048;
 
     static Float zero() { return _mm256_setzero_ps(); }
     static Float repeat(float x) { return _mm256_set1_ps(x); }

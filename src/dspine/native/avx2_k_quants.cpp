@@ -129,7 +129,7 @@ template <KQuant kind, int set, bool high, int R>
 __attribute__((noinline)) void add_sub_block(const uint8_t * unit, const Inputs8 * const (&x)[R], __m256 (&value)[R][2]) {
     // An eighth of the unit that is read after the next 2048 bytes: all of it at once would hold up other reads.
     constexpr int lines = int((KLayout<kind>::kUnit / 8 + 63) / 64);
-    fetch<lines>(unit + 64 * lines * (2 * set + high));
+    fetch<Vectors256, lines>(unit + 64 * lines * (2 * set + high));
     add_scaled<kind, set, high, 0, R>(unit, x, value);
     if constexpr (KLayout<kind>::kSix) {
         add_scaled<kind, set, high, 1, R>(unit, x, value);

@@ -16,8 +16,9 @@ struct Vectors512 {
     using Float = __m512;
     static constexpr int kLanes = 16, kParts = 1;
     // Rows that share one pass over a panel: two sums and a result of each of eight fill three quarters of the
-    // registers. Fewer for types whose code is long: it would take too long to compile.
-    static constexpr int kMostRows = 8, kFewerRows = 6;
+    // registers, decoded weights need few.
+    static constexpr int    kMostRows = 8, kFewerRows = 8;
+    static constexpr size_t kFetchAhead = 8192;
 
     // GCC 12 warns of values that its own header leaves open in the forms without a mask.
     static constexpr __mmask16 kAll = 0xFFFF;
@@ -27,7 +28,8 @@ struct Vectors512 {
     static Int nothing() { return _mm512_setzero_si512(); }
     static Int bytes(int x) { return _mm512_set1_epi8(char(x)); }
     static Int both(Int a, Int b) { return _mm512_and_si512(a, b); }
-    static Int either(Int a, Int b) { return _mm512_or_si512(a, b); }
+    // a | (b & mask)
+    static Int either_part(Int a, Int b, Int mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xF8); }
     static Int plus(Int a, Int b) { return _mm512_add_epi32(a, b); }
 
     static Int repeat32(const void * from) {
@@ -50,6 +52,25 @@ struct Vectors512 {
     static Int dot8(Int sum, Int a, Int b) { return _mm512_dpbusd_epi32(sum, a, b); }
     static Int dot16(Int sum, Int a, Int b) { return _mm512_dpwssd_epi32(sum, a, b); }
     static Int pairs(Int a, Int b) { return _mm512_madd_epi16(a, b); }
+
+    // The same, with the four bytes or two 16-bit integers at `b` repeated to all lanes. The compiler would load
+    // them into a register of their own each, and the processor runs out of those that wait.
+    static Int dot8(Int sum, Int a, const void * b) {
+#ifdef DSPINE_EMULATED
+        return dot8(sum, a, repeat32(b));
+#else
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*static_cast<const Word *>(b)));
+        return sum;
+#endif
+    }
+    static Int dot16(Int sum, Int a, const void * b) {
+#ifdef DSPINE_EMULATED
+        return dot16(sum, a, repeat32(b));
+#else
+        asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*static_cast<const Word *>(b)));
+        return sum;
+#endif
+    }
 
     // 16 bytes as 32-bit, 32 bytes as 16-bit integers.
     static Int signed_bytes(const uint8_t * from) { return _mm512_maskz_cvtepi8_epi32(kAll, eights(from)); }
@@ -82,6 +103,8 @@ struct Vectors512 {
     }
 
   private:
+    typedef int32_t Word __attribute__((may_alias));
+
     static constexpr uint16_t kInTurn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 

@@ -18,7 +18,7 @@ struct VectorsAvxVnni : Vectors256 {
     static Int nothing() { return _mm256_setzero_si256(); }
     static Int bytes(int x) { return _mm256_set1_epi8(char(x)); }
     static Int both(Int a, Int b) { return _mm256_and_si256(a, b); }
-    static Int either(Int a, Int b) { return _mm256_or_si256(a, b); }
+    static Int either_part(Int a, Int b, Int mask) { return _mm256_or_si256(a, both(b, mask)); }
     static Int plus(Int a, Int b) { return _mm256_add_epi32(a, b); }
     static Int repeat32(const void * from) { return dspine::repeat32(from); }
 
@@ -36,6 +36,10 @@ struct VectorsAvxVnni : Vectors256 {
     static Int dot8(Int sum, Int a, Int b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
     static Int dot16(Int sum, Int a, Int b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
     static Int pairs(Int a, Int b) { return _mm256_madd_epi16(a, b); }
+
+    // The same, with the four bytes or two 16-bit integers at `b` repeated to all lanes.
+    static Int dot8(Int sum, Int a, const void * b) { return dot8(sum, a, repeat32(b)); }
+    static Int dot16(Int sum, Int a, const void * b) { return dot16(sum, a, repeat32(b)); }
 
     // 8 bytes as 32-bit, 16 bytes as 16-bit integers.
     static Int signed_bytes(const uint8_t * from) { return _mm256_cvtepi8_epi32(eights(from)); }

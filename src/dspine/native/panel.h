@@ -11,16 +11,14 @@ namespace dspine {
 
 namespace {
 
-// Weights are fetched so many bytes before they are multiplied. The processor's own prefetching leaves a
-// product of few rows waiting for a quarter of its time.
-constexpr size_t kFetchAhead = 2048;
-
-// Fetches `lines` cache lines, kFetchAhead behind `weights`; they need not exist.
-template <int lines>
-inline void fetch(const uint8_t * weights) {
+// Fetches `lines` cache lines, the family's kFetchAhead behind `weights`; they need not exist. The processor's
+// own prefetching leaves a product of few rows waiting for a quarter of its time. (Always inlined: GCC leaves
+// calls out of a function that only fetches.)
+template <class Vectors, int lines>
+[[gnu::always_inline]] inline void fetch(const uint8_t * weights) {
 #pragma GCC unroll 8
     for (int i = 0; i < lines; i++) {
-        _mm_prefetch(reinterpret_cast<const char *>(weights + kFetchAhead + 64 * i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char *>(weights + Vectors::kFetchAhead + 64 * i), _MM_HINT_T0);
     }
 }
 
@@ -34,8 +32,8 @@ inline void fetch(const uint8_t * weights) {
 //   add<R>(unit, x, value)         value[r][part] += unit * x[r]
 //   scale(x)                       what a row's results are multiplied by at the end
 //
-// `Vectors` has the type Float of kLanes numbers, of which kParts make a panel, and zero(),
-// repeat(number), times(a, b) and store(to, value, outputs) for the first outputs of a panel.
+// `Vectors` has the type Float of kLanes numbers, of which kParts make a panel, kFetchAhead (above), and
+// zero(), repeat(number), times(a, b) and store(to, value, outputs) for the first outputs of a panel.
 template <class Unit>
 struct PanelProduct {
     using Inputs  = typename Unit::Inputs;
@@ -85,22 +83,23 @@ struct PanelProduct {
                 value[r][p] = Vectors::zero();
             }
         }
-        size_t at = 0;  // bytes of each row that were used
-        const size_t bytes = size_t(units) * Unit::kBytes;
+        const size_t    bytes = size_t(units) * Unit::kBytes;
+        const Inputs *  x[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            x[r] = reinterpret_cast<const Inputs *>(start[r]);
+        }
         for (const uint8_t * unit = panel, * end = panel + bytes; unit < end; unit += Unit::kBytes) {
             if (!Unit::kFetches && row == 0) {
-                fetch<int((Unit::kBytes + 63) / 64)>(unit);
-            }
-            // One register counts for all rows. The compiler must not see that R pointers move in
-            // step: it would keep them in memory, as a vector.
-            asm("" : "+r"(at));
-            const Inputs * x[R];
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                x[r] = reinterpret_cast<const Inputs *>(start[r] + at);
+                fetch<Vectors, int((Unit::kBytes + 63) / 64)>(unit);
             }
             Unit::template add<R>(unit, x, value);
-            at += Unit::kBlocks * sizeof(Inputs);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                x[r] += Unit::kBlocks;
+                // The compiler must not see that R pointers move in step: it would keep them in memory, as a vector.
+                asm("" : "+r"(x[r]));
+            }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {

@@ -19,7 +19,7 @@ struct VnniKUnit {
     using Float   = typename V::Float;
     static constexpr size_t kBytes  = L::kUnit;
     static constexpr int    kBlocks = 8;
-    static constexpr bool   kFetches = false;
+    static constexpr bool   kFetches = true;
     static constexpr int    kRows   = kind == KQuant::q5_k ? V::kFewerRows : V::kMostRows;
     // Sums of four products that 16 bits hold: 4 of 4-bit weights, 2 of 5-bit ones, 1 of 6-bit ones.
     static constexpr int kFlush = kind == KQuant::q4_k ? 4 : kind == KQuant::q5_k ? 2 : 1;
@@ -47,7 +47,7 @@ struct VnniKUnit {
         } else if constexpr (S::kUp < 0) {
             upper = V::template right<-S::kUp>(upper);
         }
-        return V::either(four, V::both(upper, V::bytes(L::kSix ? 0x30 : 0x10)));
+        return V::either_part(four, upper, V::bytes(L::kSix ? 0x30 : 0x10));
     }
 
     // Exact sums of the groups from `first` on that share a scale, times the factors of the inputs.
@@ -60,10 +60,9 @@ struct VnniKUnit {
             const Int w      = weights<set, high>(quants, size_t(64 * group + 32 * part));
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                sum[r] = V::dot8(i % kFlush == 0 ? V::nothing() : sum[r], w, V::repeat32(x[r]->q + 4 * group));
+                sum[r] = V::dot8(i % kFlush == 0 ? V::nothing() : sum[r], w, x[r]->q + 4 * group);
                 if (i % kFlush == kFlush - 1) {
-                    const Int times = V::repeat32(x[r]->factor + factor);
-                    total[r]        = step < kFlush ? V::pairs(sum[r], times) : V::dot16(total[r], sum[r], times);
+                    total[r] = V::dot16(step < kFlush ? V::nothing() : total[r], sum[r], x[r]->factor + factor);
                 }
             }
         }
@@ -86,13 +85,14 @@ struct VnniKUnit {
         }
     }
 
-    // Not inlined: one function for all of a unit takes minutes to compile.
     template <int set, bool high, int R>
-    __attribute__((noinline)) static void add_sub_block(const uint8_t * unit, int turn, const Inputs * const (&blocks)[R],
+    __attribute__((always_inline)) static void add_sub_block(const uint8_t * unit, int turn, const Inputs * const (&blocks)[R],
                                                         Float (&value)[R][V::kParts]) {
         const int       index  = SubBlock<kind, set, high>::kIndex + kTurnBlocks * turn;
         const uint8_t * quants = unit + kTurnBytes * size_t(turn);
-        const Inputs *  x[R];
+        constexpr int   lines  = int((kBytes / 8 + 63) / 64);
+        fetch<V, lines>(unit + 64 * lines * (2 * size_t(set) + high + kTurnBlocks * size_t(turn)));
+        const Inputs * x[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             x[r] = blocks[r] + index;
@@ -102,8 +102,10 @@ struct VnniKUnit {
             const int scaled = L::kSix ? 2 * index + first / 4 : index;
 #pragma GCC unroll 2
             for (int part = 0; part < V::kParts; part++) {
-                // The inputs are read anew for the second part: kept from the first, they would fill all registers.
-                asm("" ::: "memory");
+                if (V::kParts > 1) {
+                    // The inputs are read anew for the second part: kept from the first, they would fill all registers.
+                    asm("" ::: "memory");
+                }
                 Int total[R];
                 sums<set, high, R>(quants, part, first, x, total);
                 const Float scale   = scale_of(unit, scaled, part);

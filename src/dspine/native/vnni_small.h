@@ -37,7 +37,7 @@ struct VnniSmallUnit {
         if constexpr (kind == Small::q5_0) {
             const Int fifth = V::load(unit + L::kFifth + 32 * part);
             const Int moved = high ? V::template right<group>(fifth) : V::template left<4 - group>(fifth);
-            return V::either(four, V::both(moved, V::bytes(16)));
+            return V::either_part(four, moved, V::bytes(16));
         }
         return four;
     }
@@ -48,20 +48,19 @@ struct VnniSmallUnit {
         const Int low = weights<group, false>(unit, part);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            sum[r] = V::dot8(group < 2 || kFlush == 2 ? V::nothing() : sum[r], low, V::repeat32(x[r]->q + 4 * group));
+            sum[r] = V::dot8(group < 2 || kFlush == 2 ? V::nothing() : sum[r], low, x[r]->q + 4 * group);
         }
         const Int high = weights<group, true>(unit, part);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            sum[r] = V::dot8(sum[r], high, V::repeat32(x[r]->q + 4 * group + 16));
+            sum[r] = V::dot8(sum[r], high, x[r]->q + 4 * group + 16);
         }
         if (group < 2 && kFlush == 4) {
             return;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const Int factor = V::repeat32(x[r]->factor + group % 2);
-            total[r]         = group == kFirst ? V::pairs(sum[r], factor) : V::dot16(total[r], sum[r], factor);
+            total[r] = V::dot16(group == kFirst ? V::nothing() : total[r], sum[r], x[r]->factor + group % 2);
         }
     }
     static constexpr int kFirst = kFlush == 2 ? 0 : 2;  // group after which totals begin
@@ -77,8 +76,10 @@ struct VnniSmallUnit {
     static void add(const uint8_t * unit, const Inputs * const (&x)[R], Float (&value)[R][V::kParts]) {
 #pragma GCC unroll 2
         for (int part = 0; part < V::kParts; part++) {
-            // The inputs are read anew for the second part: kept from the first, they would fill all registers.
-            asm("" ::: "memory");
+            if (V::kParts > 1) {
+                // The inputs are read anew for the second part: kept from the first, they would fill all registers.
+                asm("" ::: "memory");
+            }
             Int sum[R], total[R];
             add_group<0, R>(unit, part, x, sum, total);
             add_group<2, R>(unit, part, x, sum, total);
@@ -116,7 +117,7 @@ struct VnniEightUnit {
     template <int R>
     static void add(const uint8_t * unit, const Inputs * const (&x)[R], Float (&value)[R][V::kParts]) {
         // Each sum waits for the one before: few rows keep several.
-        constexpr int kSums = R * V::kParts >= 4 ? 1 : 4 / (R * V::kParts);
+        constexpr int kSums = R * V::kParts == 1 ? 4 : R * V::kParts <= 4 ? 2 : 1;
         Int           sum[R][V::kParts][kSums];
 #pragma GCC unroll 16
         for (int pair = 0; pair < 16; pair++) {
@@ -126,7 +127,7 @@ struct VnniEightUnit {
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     Int & to = sum[r][part][pair % kSums];
-                    to       = V::dot16(pair < kSums ? V::nothing() : to, w, V::repeat32(x[r]->q + 2 * pair));
+                    to       = V::dot16(pair < kSums ? V::nothing() : to, w, x[r]->q + 2 * pair);
                 }
             }
         }
