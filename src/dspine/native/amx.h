@@ -23,12 +23,22 @@ constexpr int kSlices    = 4;  // blocks of 32 inputs that are decoded at a time
 constexpr int kLanes     = 8;  // of four inputs, in a block
 constexpr int kFewRows   = 3;  // up to here decoding into memory costs more than the tiles save
 
-// Four blocks of weights and their products with up to 16 rows.
+// Four blocks of weights, taken apart into tiles.
 template <int kTiles>
-struct Batch {
-    alignas(64) uint8_t weights[kSlices][kTiles][kLanes][kTileBytes];  // lanes of the other tiles stay zero
+struct Weights {
+    alignas(64) uint8_t tile[kSlices][kTiles][kLanes][kTileBytes];  // lanes of the other tiles stay zero
+};
+
+// And what their sums are multiplied by.
+template <int kTiles>
+struct Scales {
     alignas(64) float scale[kSlices][kTiles / 2][kPanel], minimum[kSlices][kTiles / 2][kPanel];
-    alignas(64) int32_t sums[kSlices][kTiles][kTileRows][kPanel];
+};
+
+// Products of four blocks with up to 16 rows.
+template <int kTiles>
+struct Sums {
+    alignas(64) int32_t of[kSlices][kTiles][kTileRows][kPanel];
 };
 
 inline void store_weights(uint8_t * to, __m512i x) { _mm512_storeu_si512(to, x); }
@@ -41,7 +51,7 @@ inline void store_floats(float * to, __m512 x) {
 //   kTiles                       tiles of weights of a block
 //   kShort                       sums fit into 16 bits
 //   block(i)                     the i-th block in the order in which results are added up
-//   decode(panel, first, count, batch)   `count` blocks from the `first` on
+//   decode(panel, first, count, weights, scales)   `count` blocks from the `first` on
 //   few                          the kernel for few rows
 template <class Type>
 class TileProduct {
@@ -52,29 +62,34 @@ class TileProduct {
     TileProduct(const uint8_t * panel, int64_t blocks, size_t row_bytes, int rows)
         : panel_(panel), blocks_(blocks), row_bytes_(row_bytes), rows_(rows) {}
 
-    // Of `rows` rows from `prepared` on.
+    // Of `rows` rows from `prepared` on. While four blocks are multiplied, the next four are taken apart and the
+    // sums of the four before are added up: memory is never read right after it was written, and sums are stored
+    // only when there was time to compute them.
     void run(const uint8_t * prepared, float * result, size_t result_step, int outputs) {
-        static thread_local Batch<kTiles> batches[2];
+        static thread_local Weights<kTiles> weights[2];
+        Sums<kTiles>                        sums[2];
+        Scales<kTiles>                      scales[3];
         for (int row = 0; row < rows_; row++) {
             store_floats(value_[row], V::zero());
         }
-        int64_t before = -1;  // first block of the batch before
-        for (int64_t first = 0; first < blocks_ + kSlices; first += kSlices) {
-            Batch<kTiles> & now = batches[first / kSlices % 2], & last = batches[(first / kSlices + 1) % 2];
-            const int       count = int(std::max<int64_t>(0, std::min<int64_t>(kSlices, blocks_ - first)));
-            if (count > 0) {
-                Type::decode(panel_, first, count, now);
-            }
+        decode(0, weights[0], scales[0]);
+        const int64_t batches = (blocks_ + kSlices - 1) / kSlices;
+        for (int64_t batch = 0; batch <= batches; batch++) {
+            const int64_t first = batch * kSlices;
+            decode(first + kSlices, weights[(batch + 1) % 2], scales[(batch + 1) % 3]);
             for (int i = 0; i < kSlices; i++) {
-                if (i < count) {
-                    const Inputs8ByFactor * x = reinterpret_cast<const Inputs8ByFactor *>(prepared) + Type::block(first + i);
-                    i % 2 == 0 ? multiply_block<4, 5>(x, now, i) : multiply_block<6, 7>(x, now, i);
+                const bool any = first + i < blocks_;
+                if (any) {
+                    const auto * x = reinterpret_cast<const Inputs8ByFactor *>(prepared) + Type::block(first + i);
+                    multiply_block(x, weights[batch % 2].tile[i]);
                 }
-                for (int row = rows_ * i / kSlices; before >= 0 && row < rows_ * (i + 1) / kSlices; row++) {
-                    add_up(prepared, row, before, int(std::min<int64_t>(kSlices, blocks_ - before)), last);
+                if (batch > 0 && kShared * i < rows_) {
+                    add_rows<kShared>(prepared, kShared * i, first - kSlices, scales[(batch + 2) % 3], sums[(batch + 1) % 2]);
+                }
+                if (any) {
+                    store_sums(sums[batch % 2].of[i]);
                 }
             }
-            before = first;
         }
         for (int row = 0; row < rows_; row++) {
             const auto * x        = reinterpret_cast<const Inputs8ByFactor *>(prepared + size_t(row) * row_bytes_);
@@ -84,46 +99,80 @@ class TileProduct {
     }
 
   private:
+    static constexpr int kShared = kTileRows / kSlices;  // rows that are added up at a time
+
     static __m512 load_floats(const float * from) { return _mm512_loadu_ps(from); }
 
-    template <int first, int second>
-    void multiply_block(const Inputs8ByFactor * x, Batch<kTiles> & batch, int i) const {
-        load_tile<0>(x->q, row_bytes_);
-        multiply_pair<first, second>(batch, i, 0);
-        if constexpr (kTiles == 4) {
-            multiply_pair<first, second>(batch, i, 2);
+    void decode(int64_t first, Weights<kTiles> & weights, Scales<kTiles> & scales) const {
+        if (first < blocks_) {
+            Type::decode(panel_, first, int(std::min<int64_t>(kSlices, blocks_ - first)), weights, scales);
         }
     }
 
-    template <int first, int second>
-    void multiply_pair(Batch<kTiles> & batch, int i, int tile) const {
-        load_tile<1>(batch.weights[i][tile], kTileBytes);
-        zero_tile<first>();
-        add_products<first, 0, 1>();
-        load_tile<2>(batch.weights[i][tile + 1], kTileBytes);
-        zero_tile<second>();
-        add_products<second, 0, 2>();
-        store_tile<first>(batch.sums[i][tile], kTileBytes);
-        store_tile<second>(batch.sums[i][tile + 1], kTileBytes);
+    void multiply_block(const Inputs8ByFactor * x, const uint8_t (&weights)[kTiles][kLanes][kTileBytes]) const {
+        load_tile<0>(x->q, row_bytes_);
+        multiply_tile<1, 4>(weights[0]);
+        multiply_tile<2, 5>(weights[1]);
+        if constexpr (kTiles == 4) {
+            multiply_tile<1, 6>(weights[2]);
+            multiply_tile<2, 7>(weights[3]);
+        }
     }
 
-    void add_up(const uint8_t * prepared, int row, int64_t first, int count, const Batch<kTiles> & batch) {
-        const auto * blocks = reinterpret_cast<const Inputs8ByFactor *>(prepared + size_t(row) * row_bytes_);
-        __m512       value  = load_floats(value_[row]);
-        for (int i = 0; i < count; i++) {
-            const Inputs8ByFactor & x = blocks[Type::block(first + i)];
-            const __m512i           factor[2] = {V::repeat32(x.factor), V::repeat32(x.factor + 1)};
-#pragma GCC unroll 2
-            for (int part = 0; part < kScales; part++) {
-                const __m512i one = V::load(batch.sums[i][2 * part][row]), two = V::load(batch.sums[i][2 * part + 1][row]);
-                const __m512i total = Type::kShort ? V::dot16(V::pairs(one, factor[0]), two, factor[1])
-                                                   : V::plus(_mm512_mullo_epi32(one, factor[0]), _mm512_mullo_epi32(two, factor[1]));
-                const float sum = kScales == 1 ? x.sum : x.half[part];
-                value = V::add_product(V::to_float(total), load_floats(batch.scale[i][part]), value);
-                value = V::add_product(load_floats(batch.minimum[i][part]), V::repeat(sum), value);
+    template <int tile, int sum>
+    static void multiply_tile(const uint8_t (&weights)[kLanes][kTileBytes]) {
+        load_tile<tile>(weights, kTileBytes);
+        zero_tile<sum>();
+        add_products<sum, 0, tile>();
+    }
+
+    static void store_sums(int32_t (&sums)[kTiles][kTileRows][kPanel]) {
+        store_tile<4>(sums[0], kTileBytes);
+        store_tile<5>(sums[1], kTileBytes);
+        if constexpr (kTiles == 4) {
+            store_tile<6>(sums[2], kTileBytes);
+            store_tile<7>(sums[3], kTileBytes);
+        }
+    }
+
+    // Adds up the sums of at most R rows from `row` on.
+    template <int R>
+    void add_rows(const uint8_t * prepared, int row, int64_t first, const Scales<kTiles> & scales, const Sums<kTiles> & sums) {
+        if constexpr (R > 1) {
+            if (rows_ - row < R) {
+                return add_rows<R - 1>(prepared, row, first, scales, sums);
             }
         }
-        store_floats(value_[row], value);
+        const Inputs8ByFactor * blocks[R];
+        __m512                  value[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            blocks[r] = reinterpret_cast<const Inputs8ByFactor *>(prepared + size_t(row + r) * row_bytes_);
+            value[r]  = load_floats(value_[row + r]);
+        }
+        const int count = int(std::min<int64_t>(kSlices, blocks_ - first));
+        for (int i = 0; i < count; i++) {
+            const int64_t block = Type::block(first + i);
+#pragma GCC unroll 2
+            for (int part = 0; part < kScales; part++) {
+                const __m512 scale = load_floats(scales.scale[i][part]), minimum = load_floats(scales.minimum[i][part]);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const Inputs8ByFactor & x = blocks[r][block];
+                    const __m512i one = V::load(sums.of[i][2 * part][row + r]), two = V::load(sums.of[i][2 * part + 1][row + r]);
+                    const __m512i factor[2] = {V::repeat32(x.factor), V::repeat32(x.factor + 1)};
+                    const __m512i total     = Type::kShort ? V::dot16(V::pairs(one, factor[0]), two, factor[1])
+                                                           : V::plus(_mm512_mullo_epi32(one, factor[0]), _mm512_mullo_epi32(two, factor[1]));
+                    const float sum = kScales == 1 ? x.sum : x.half[part];
+                    value[r] = V::add_product(V::to_float(total), scale, value[r]);
+                    value[r] = V::add_product(minimum, V::repeat(sum), value[r]);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            store_floats(value_[row + r], value[r]);
+        }
     }
 
     const uint8_t * panel_;

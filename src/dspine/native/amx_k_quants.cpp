@@ -24,33 +24,33 @@ struct KTiles {
     static int64_t block(int64_t i) { return L::kSix ? i / 4 * 4 + i % 2 * 2 + i / 2 % 2 : i; }
 
     template <int set, bool high>
-    static void decode_block(const uint8_t * unit, Batch<kTiles> & batch) {
+    static void decode_block(const uint8_t * unit, Weights<kTiles> & weights, Scales<kTiles> & scales) {
         constexpr int i = 2 * (set % 2) + high, index = SubBlock<kind, set, high>::kIndex;
 #pragma GCC unroll 8
         for (int lane = 0; lane < kLanes; lane++) {
             const int tile = lane % 2 + (L::kSix ? lane / 4 * 2 : 0);
-            store_weights(batch.weights[i][tile][lane], Unit::template weights<set, high>(unit, size_t(64 * lane)));
+            store_weights(weights.tile[i][tile][lane], Unit::template weights<set, high>(unit, size_t(64 * lane)));
         }
         for (int part = 0; part < kTiles / 2; part++) {
             const int    scaled = L::kSix ? 2 * index + part : index;
             const __m512 scale  = Unit::scale_of(unit, scaled, 0);
-            store_floats(batch.scale[i][part], scale);
-            store_floats(batch.minimum[i][part], Unit::minimum_of(unit, scaled, 0, scale));
+            store_floats(scales.scale[i][part], scale);
+            store_floats(scales.minimum[i][part], Unit::minimum_of(unit, scaled, 0, scale));
         }
     }
 
     template <int set>
-    static void decode_sets(const uint8_t * unit, Batch<kTiles> & batch) {
-        decode_block<set, false>(unit, batch);
-        decode_block<set, true>(unit, batch);
-        decode_block<set + 1, false>(unit, batch);
-        decode_block<set + 1, true>(unit, batch);
+    static void decode_sets(const uint8_t * unit, Weights<kTiles> & weights, Scales<kTiles> & scales) {
+        decode_block<set, false>(unit, weights, scales);
+        decode_block<set, true>(unit, weights, scales);
+        decode_block<set + 1, false>(unit, weights, scales);
+        decode_block<set + 1, true>(unit, weights, scales);
     }
 
     // Half a unit.
-    static void decode(const uint8_t * panel, int64_t first, int, Batch<kTiles> & batch) {
+    static void decode(const uint8_t * panel, int64_t first, int, Weights<kTiles> & weights, Scales<kTiles> & scales) {
         const uint8_t * unit = panel + size_t(first / 8) * L::kUnit;
-        first % 8 == 0 ? decode_sets<0>(unit, batch) : decode_sets<2>(unit, batch);
+        first % 8 == 0 ? decode_sets<0>(unit, weights, scales) : decode_sets<2>(unit, weights, scales);
     }
 };
 

@@ -28,16 +28,16 @@ struct SmallTiles {
         store_weights(weights[group % 2][group + 4], Unit::template weights<group, true>(unit, 0));
     }
 
-    static void decode(const uint8_t * panel, int64_t first, int count, Batch<2> & batch) {
+    static void decode(const uint8_t * panel, int64_t first, int count, Weights<2> & weights, Scales<2> & scales) {
         const uint8_t * unit = panel + size_t(first) * L::kUnit;
         for (int i = 0; i < count; i++, unit += L::kUnit) {
-            decode_group<0>(unit, batch.weights[i]);
-            decode_group<1>(unit, batch.weights[i]);
-            decode_group<2>(unit, batch.weights[i]);
-            decode_group<3>(unit, batch.weights[i]);
+            decode_group<0>(unit, weights.tile[i]);
+            decode_group<1>(unit, weights.tile[i]);
+            decode_group<2>(unit, weights.tile[i]);
+            decode_group<3>(unit, weights.tile[i]);
             const __m512 scale = V::half_floats(unit + L::kScale);
-            store_floats(batch.scale[i][0], scale);
-            store_floats(batch.minimum[i][0], Unit::minimum_of(unit, 0, scale));
+            store_floats(scales.scale[i][0], scale);
+            store_floats(scales.minimum[i][0], Unit::minimum_of(unit, 0, scale));
         }
     }
 };
