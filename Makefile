@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 PROMPT ?= Write a Python function that checks whether a string is a palindrome, and explain it.
 
 .PHONY: help demo test test-slow check format docs bench engine clean require-python
@@ -18,9 +19,11 @@ demo: require-python      ## answer one prompt plainly and speculatively, side b
 	@echo "2. plain, then as dspine decides by itself after measuring this machine (a few seconds)"
 	@$(BIN)/dspine run --compare -n 128 "$(PROMPT)"
 
-test: require-python      ## all tests (ARGS="-k name" passes options to pytest)
+# Tests of one file share what is slow to make, so they stay together. The threads of one worker
+# sleep while they wait for each other, and leave the cores to the other.
+test: require-python      ## all tests (ARGS="-k name" passes options to pytest; WORKERS=0: one process)
 	@$(PYTHON) tools/setup_env.py test --venv $(VENV)
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: require-python ## the tests that take minutes
 	@$(PYTHON) tools/setup_env.py test --venv $(VENV)

@@ -22,9 +22,10 @@ import geometries
 import dspine
 from dspine.default_pair import default_drafter, default_target
 from dspine.llama.library import find_library
+from dspine.machine import cpu_flags
 from dspine.plan.from_file import read_drafter_geometry, read_geometry
 from dspine.plan.memory import Mode, Setup, plan_memory
-from dspine.plan.packing import Kernels
+from dspine.plan.packing import Kernels, stock_kernels
 
 SENTENCE = "Tell me about the weather of this week, day by day and in full sentences. "
 N_CTX, ANSWER = 4096, 16
@@ -94,7 +95,7 @@ def measured(case: Case, threads: int) -> tuple[float, Kernels]:
     if done.returncode:
         raise SystemExit(f"{case.name}: {done.stderr.strip()[-500:]}")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
-    return float(answer["peak_mib"]), "dspine" if answer["active"] else "ggml"
+    return float(answer["peak_mib"]), "dspine" if answer["active"] else stock_kernels(cpu_flags())
 
 
 def child(request: dict[str, Any]) -> None:

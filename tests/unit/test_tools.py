@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -160,7 +162,7 @@ def test_the_stage_of_set_up_is_read_from_what_pip_says(line: str, stage: str) -
 def test_compiling_is_announced_once_with_its_length(capsys: pytest.CaptureFixture[str]) -> None:
     script = "echo '[1/2] one'; echo '[2/2] two'"
     setup_env.run_with_progress(["sh", "-c", script], {"PATH": "/bin:/usr/bin"}, len)
-    assert capsys.readouterr().out == "  compiling llama.cpp, about 5 minutes on 2 cores\n"
+    assert capsys.readouterr().out == "  compiling llama.cpp, about 4 minutes on 2 cores\n"
 
 
 def test_a_failing_pip_is_quoted(tmp_path: Path) -> None:
@@ -212,6 +214,45 @@ def test_build_output_is_kept_and_the_exit_code_returned() -> None:
     command = ["sh", "-c", "echo '[1/2] one'; echo two >&2; exit 3"]
     assert setup_env.run_with_progress(command, {"PATH": "/bin:/usr/bin"}, kept.append) == 3
     assert sorted(kept) == ["[1/2] one\n", "two\n"]
+
+
+def test_packages_are_fetched_without_the_engine_that_is_compiled_beside() -> None:
+    demo, test = setup_env.requirements("demo"), setup_env.requirements("test")
+    assert not [name for name in test if name.startswith("llama")]
+    assert {name.partition(">")[0] for name in demo} >= {"numpy", "gguf"}
+    assert "torch==2.13.0" in set(test) - set(demo)
+    assert setup_env.ENGINE in (setup_env.ROOT / "pyproject.toml").read_text()
+
+
+def test_the_first_error_stops_what_runs_beside_it() -> None:
+    def fails(stop: threading.Event) -> None:
+        raise setup_env.SetupError("no network")
+
+    def compiles(stop: threading.Event) -> None:
+        # A child of pip's, as a compiler is.
+        command = ["sh", "-c", "sh -c 'sleep 60; echo late'; true"]
+        setup_env.run_with_progress(command, {"PATH": "/bin:/usr/bin"}, len, stop)
+
+    began = time.monotonic()
+    with pytest.raises(setup_env.SetupError, match="no network"):
+        setup_env.side_by_side(compiles, fails)
+    assert time.monotonic() - began < 30
+
+
+def test_a_compiled_engine_serves_the_next_environment_with_the_same_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPINE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    kept = setup_env.kept_engine()
+    assert not setup_env.restored(tmp_path / "wheels")
+    kept.mkdir(parents=True)
+    (kept / "llama_cpp_python-0.3.36-py3-none-any.whl").write_bytes(b"wheel")
+    assert setup_env.restored(tmp_path / "wheels")
+    assert [wheel.read_bytes() for wheel in (tmp_path / "wheels").iterdir()] == [b"wheel"]
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=ON")
+    assert setup_env.kept_engine() != kept
+    assert setup_env.cmake_args().endswith(" -DGGML_CUDA=ON")
 
 
 def test_durations_read_like_a_clock() -> None:

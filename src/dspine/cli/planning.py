@@ -23,7 +23,7 @@ from dspine.plan.from_file import read_drafter_geometry, read_geometry
 from dspine.plan.geometry import Geometry
 from dspine.plan.largest import RESERVE_SHARE, Budget
 from dspine.plan.memory import DrafterGeometry, Setup
-from dspine.plan.packing import Kernels
+from dspine.plan.packing import Kernels, stock_kernels
 from dspine.plan.report import Question, answer, preset_drafter
 from dspine.plan.shapes import geometry_of
 from dspine.plan.sizes import parse_size
@@ -156,8 +156,9 @@ def size(options: Options, name: str) -> int | None:
 
 def machine_kernels(environment: Mapping[str, str] = os.environ) -> Kernels:
     """Whose kernels would compute on this machine's CPU, if dspine's are built."""
+    stock = stock_kernels(cpu_flags())
     if switched_off(environment) or not (is_supported() and "avx2" in cpu_flags()):
-        return "ggml"
+        return stock
     folder = cache_folder() / "kernels"
     refused = wanted_family(environment) is None and kept_in(folder) is False
-    return "dspine" if any(folder.glob("*.so")) and not refused else "ggml"
+    return "dspine" if any(folder.glob("*.so")) and not refused else stock

@@ -13,7 +13,7 @@ from typing import Literal
 from dspine.files.schema import DrafterConfig
 from dspine.ggml.types import type_by_name
 from dspine.plan.geometry import Geometry, Layer, Weight
-from dspine.plan.packing import Kernels, host_weights, is_product, packed_bytes
+from dspine.plan.packing import Kernels, copied_bytes, host_weights, is_product, packed_bytes
 
 Device = Literal["gpu", "cpu"]
 Mode = Literal["plain", "trim", "checkpoint", "snapshots"]
@@ -298,8 +298,12 @@ def _drafter(
         size += weight.n_bytes if packed is None else packed
     choices = config.draft_vocab_size or config.vocab_size
     size += _reduced_head(target, drafter)
-    if device == "cpu" and setup.n_gpu_layers and config.draft_vocab_size is None:
-        size += _head(target).n_bytes  # the card has the target's own
+    if setup.n_gpu_layers:
+        elsewhere = config.draft_vocab_size is None
+    else:
+        elsewhere = copied_bytes(_head(target), setup.kernels) > 0
+    if device == "cpu" and elsewhere:
+        size += _head(target).n_bytes  # the target's own is on the card, or not readable
     yield Item("drafter's weights", device, size)
     yield Item("drafter's context", device, setup.slots * drafter_context_bytes(config, n_ctx))
     widths = range(2 if setup.adaptive else setup.drafts + 1, setup.drafts + 2)

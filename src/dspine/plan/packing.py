@@ -32,9 +32,14 @@ _UNITS: Mapping[str, tuple[int, int]] = {
 
 _REPACKED = ("q4_0", "q4_k", "iq4_nl")
 """Types that ggml repacks on x86 CPUs with AVX2; the copies are as large as the originals."""
+_TILED = ("q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs", "f16")
+"""Types that ggml copies for AMX, where the number of outputs is a multiple of _TILED_OUTPUTS."""
+_TILED_OUTPUTS = 64
+_TILED_MORE: Mapping[str, int] = {"q8_0": 4, "q4_k": 4, "q5_k": 4, "iq4_xs": 2}
+"""Bytes that a block grows by in such a copy."""
 
-Kernels = Literal["dspine", "ggml"]
-"""Which kernels compute on the CPU."""
+Kernels = Literal["dspine", "ggml", "ggml-amx"]
+"""Which kernels compute on the CPU; ggml's are others where the processor has AMX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,11 @@ class HostWeights:
     @property
     def n_bytes(self) -> int:
         return self.packed + self.copied + self.plain
+
+
+def stock_kernels(flags: frozenset[str]) -> Kernels:
+    """Which of ggml's kernels compute on a processor with these features, by Linux's names."""
+    return "ggml-amx" if flags >= {"amx_int8", "avx512_vnni"} else "ggml"
 
 
 def packed_bytes(type_name: str, ne: tuple[int, ...]) -> int | None:
@@ -75,9 +85,18 @@ def host_weights(weights: Iterable[Weight], kernels: Kernels, *, tied_head: bool
             packed += size
             continue
         plain += weight.n_bytes
-        if kernels == "ggml" and weight.type_name in _REPACKED and (tied_head or not looked_up):
-            copied += weight.n_bytes
+        if tied_head or not looked_up:
+            copied += copied_bytes(weight, kernels)
     return HostWeights(packed, copied, plain)
+
+
+def copied_bytes(weight: Weight, kernels: Kernels) -> int:
+    """Bytes of ggml's own copy of a matrix; its rows cannot be read there."""
+    tiled = kernels == "ggml-amx" and weight.type_name in _TILED and len(weight.ne) == 2
+    if tiled and weight.ne[1] % _TILED_OUTPUTS == 0:
+        blocks = weight.n_bytes // type_by_name(weight.type_name).size
+        return weight.n_bytes + blocks * _TILED_MORE.get(weight.type_name, 0)
+    return weight.n_bytes if kernels != "dspine" and weight.type_name in _REPACKED else 0
 
 
 def is_product(weight: Weight) -> bool:
