@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     chosen = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # else what compiles would go on
+        if signal.getsignal(number) == signal.SIG_DFL:  # else nohup would not be heard
+            signal.signal(number, signal.default_int_handler)  # else what compiles would go on
     try:
         set_up(chosen.goal, chosen.venv)
     except SetupError as error:
