@@ -56,8 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     chosen = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # else nohup would not be heard
-            signal.signal(number, signal.default_int_handler)  # else what compiles would go on
+        # By default this process would end alone, and compiling would go on; nohup ignores them.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         set_up(chosen.goal, chosen.venv)
     except SetupError as error:
