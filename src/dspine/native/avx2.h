@@ -56,7 +56,7 @@ inline float largest(__m256 x) {
 struct Vectors256 {
     using Float = __m256;
     static constexpr int    kLanes = 8, kParts = 2;
-    static constexpr size_t kFetchAhead = 2048;
+    static constexpr size_t kFetchAhead = 2048, kFetchFar = 0;
 
     static Float zero() { return _mm256_setzero_ps(); }
     static Float repeat(float x) { return _mm256_set1_ps(x); }

@@ -18,7 +18,7 @@ struct Vectors512 {
     // Rows that share one pass over a panel: two sums and a result of each of eight fill three quarters of the
     // registers, decoded weights need few.
     static constexpr int    kMostRows = 8, kFewerRows = 8;
-    static constexpr size_t kFetchAhead = 8192;
+    static constexpr size_t kFetchAhead = 2048, kFetchFar = 8192;
 
     // GCC 12 warns of values that its own header leaves open in the forms without a mask.
     static constexpr __mmask16 kAll = 0xFFFF;

@@ -11,14 +11,18 @@ namespace dspine {
 
 namespace {
 
-// Fetches `lines` cache lines, the family's kFetchAhead behind `weights`; they need not exist. The processor's
-// own prefetching leaves a product of few rows waiting for a quarter of its time. (Always inlined: GCC leaves
-// calls out of a function that only fetches.)
+// Fetches `lines` cache lines behind `weights`, which need not exist: the family's kFetchFar behind them into the
+// L2 cache (0: not that), kFetchAhead into the L1 cache. The processor's own prefetching leaves a product of few
+// rows waiting for a quarter of its time. (Always inlined: GCC leaves calls out of a function that only fetches.)
 template <class Vectors, int lines>
 [[gnu::always_inline]] inline void fetch(const uint8_t * weights) {
+    const char * from = reinterpret_cast<const char *>(weights);
 #pragma GCC unroll 8
     for (int i = 0; i < lines; i++) {
-        _mm_prefetch(reinterpret_cast<const char *>(weights + Vectors::kFetchAhead + 64 * i), _MM_HINT_T0);
+        if (Vectors::kFetchFar != 0) {
+            _mm_prefetch(from + Vectors::kFetchFar + 64 * i, _MM_HINT_T1);
+        }
+        _mm_prefetch(from + Vectors::kFetchAhead + 64 * i, _MM_HINT_T0);
     }
 }
 
@@ -32,8 +36,8 @@ template <class Vectors, int lines>
 //   add<R>(unit, x, value)         value[r][part] += unit * x[r]
 //   scale(x)                       what a row's results are multiplied by at the end
 //
-// `Vectors` has the type Float of kLanes numbers, of which kParts make a panel, kFetchAhead (above), and
-// zero(), repeat(number), times(a, b) and store(to, value, outputs) for the first outputs of a panel.
+// `Vectors` has the type Float of kLanes numbers, of which kParts make a panel, kFetchAhead, kFetchFar
+// (above), and zero(), repeat(number), times(a, b) and store(to, value, outputs) for the first outputs of a panel.
 template <class Unit>
 struct PanelProduct {
     using Inputs  = typename Unit::Inputs;

@@ -11,6 +11,8 @@ constexpr int64_t kOwnRows = 2;
 // Rows that pass through a panel before the next panel is read; keeps their inputs in the L2 cache.
 constexpr int64_t kRowBlock = 256;
 constexpr size_t  kAlign    = 64;
+// Weights that a thread fetches before it prepares inputs.
+constexpr size_t kFirstBytes = 8192, kLine = 64;
 
 int64_t row_count(const Tensor * x) { return x->ne[1] * x->ne[2] * x->ne[3]; }
 
@@ -18,6 +20,12 @@ const float * row_of(const Tensor * x, int64_t row) {
     const int64_t i1 = row % x->ne[1], i2 = row / x->ne[1] % x->ne[2], i3 = row / (x->ne[1] * x->ne[2]);
     return reinterpret_cast<const float *>(static_cast<const char *>(x->data) + i1 * x->nb[1] + i2 * x->nb[2] +
                                            i3 * x->nb[3]);
+}
+
+[[gnu::always_inline]] inline void fetch(const uint8_t * weights, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += kLine) {
+        __builtin_prefetch(weights + i);
+    }
 }
 
 // Outputs [first, first + count) of one panel that is not used from its start.
@@ -53,6 +61,17 @@ bool Product::compute(Params * params, Tensor * op) {
     const int64_t  inputs = weight->ne[0], outputs = weight->ne[1], rows = row_count(x);
     const size_t   step   = row_bytes(op);
 
+    // A view of some rows of a packed matrix begins at one of its outputs.
+    const Tensor *  whole  = weight->view_src == nullptr ? weight : weight->view_src;
+    const int64_t   origin = weight->view_src == nullptr ? 0 : int64_t(weight->view_offs / whole->nb[1]);
+    const int64_t   begin  = origin / kPanel, panels = (origin + outputs + kPanel - 1) / kPanel - begin;
+    const int64_t   first  = begin + panels * params->ith / params->nth;
+    const int64_t   last   = begin + panels * (params->ith + 1) / params->nth;
+    const size_t    stride = panel_bytes(kernel_, inputs);
+    const uint8_t * packed = static_cast<const uint8_t *>(whole->data);
+    // The first ones come from memory meanwhile; `multiply` fetches the others.
+    fetch(packed + size_t(first) * stride, std::min(kFirstBytes, size_t(last - first) * stride));
+
     const uintptr_t start    = reinterpret_cast<uintptr_t>(params->wdata);
     uint8_t *       prepared = reinterpret_cast<uint8_t *>((start + kAlign - 1) / kAlign * kAlign);
     if (rows <= kOwnRows) {
@@ -67,14 +86,6 @@ bool Product::compute(Params * params, Tensor * op) {
         barrier_(params->pool);
     }
 
-    // A view of some rows of a packed matrix begins at one of its outputs.
-    const Tensor *  whole  = weight->view_src == nullptr ? weight : weight->view_src;
-    const int64_t   origin = weight->view_src == nullptr ? 0 : int64_t(weight->view_offs / whole->nb[1]);
-    const int64_t   begin  = origin / kPanel, panels = (origin + outputs + kPanel - 1) / kPanel - begin;
-    const int64_t   first  = begin + panels * params->ith / params->nth;
-    const int64_t   last   = begin + panels * (params->ith + 1) / params->nth;
-    const size_t    stride = panel_bytes(kernel_, inputs);
-    const uint8_t * packed = static_cast<const uint8_t *>(whole->data);
     float *         result = static_cast<float *>(op->data);
     for (int64_t row = 0; row < rows; row += kRowBlock) {
         const int64_t   count  = std::min(kRowBlock, rows - row);
