@@ -182,6 +182,8 @@ _ATTENTIONS = (
     AttentionShape(8, 8, 5, 31, 96),
     AttentionShape(12, 6, 2, 15, 256),
     AttentionShape(2, 1, 70, 200, 32),
+    AttentionShape(9, 3, 17, 321, 64),
+    AttentionShape(6, 6, 9, 129, 40),
     AttentionShape(3, 1, 1, 1, 32),
 )
 """Groups of 1 to 6 queries, keys and widths that fill no vector."""

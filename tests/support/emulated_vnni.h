@@ -229,20 +229,10 @@ DSPINE_EMULATED_CALL __m256d extract(__m512d from, unsigned half) {
 
 DSPINE_EMULATED_CALL __m512d twice(__m256d x) { return insert(insert(__m512d{}, x, 0), x, 1); }
 
-// VRNDSCALEPS to whole numbers, and VCVTPS2DQ: to nearest, ties to even.
-DSPINE_EMULATED_CALL __m512 nearest(__m512 a, int how) {
-    if (how != (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)) {
-        std::abort();
-    }
-    return floats(a, a, a, [](float x, float, float) { return std::nearbyint(x); });
-}
-
-DSPINE_EMULATED_CALL __m512i to_integers(__m512 a) {
-    const auto x = lanes<float>(a);
-    return make<__m512i, int32_t>([&](unsigned i) {
-        const float whole = std::nearbyint(x.at[i]);
-        return whole >= -2147483648.0f && whole < 2147483648.0f ? int32_t(whole) : INT32_MIN;
-    });
+// VINSERTF32X4.
+DSPINE_EMULATED_CALL __m512 insert_four(__m512 into, __m128 x, unsigned quarter) {
+    std::memcpy(reinterpret_cast<char *>(&into) + 16 * quarter, &x, sizeof x);
+    return into;
 }
 
 DSPINE_EMULATED_CALL __mmask16 greater(__m512 a, __m512 b, int how) {
@@ -300,12 +290,15 @@ DSPINE_EMULATED_CALL V masked_doubles(__mmask8 mask, V x) {
 #define _mm512_add_ps(a, b) emulated::floats(a, b, b, [](float x, float y, float) { return x + y; })
 #define _mm512_sub_ps(a, b) emulated::floats(a, b, b, [](float x, float y, float) { return x - y; })
 #define _mm512_maskz_mul_ps(mask, a, b) emulated::masked(mask, emulated::multiply(a, b))
-#define _mm512_maskz_cvtps_epi32(mask, x) emulated::masked(mask, emulated::to_integers(x))
-#define _mm512_maskz_roundscale_ps(mask, x, how) emulated::masked(mask, emulated::nearest(x, how))
+#define _mm512_maskz_max_ps(mask, a, b) \
+    emulated::masked(mask, emulated::floats(a, b, b, [](float x, float y, float) { return x > y ? x : y; }))
+#define _mm512_maskz_add_epi32(mask, a, b) emulated::masked(mask, emulated::add32(a, b))
 #define _mm512_cmp_ps_mask(a, b, how) emulated::greater(a, b, how)
 #define _mm512_castps_pd(x) emulated::same_bits<__m512d>(x)
 #define _mm512_castpd_ps(x) emulated::same_bits<__m512>(x)
 #define _mm512_castps256_ps512(x) emulated::same_bits<__m512>(emulated::insert(__m512d{}, _mm256_castps_pd(x), 0))
+#define _mm512_castps128_ps512(x) emulated::same_bits<__m512>(emulated::insert_four(__m512{}, x, 0))
+#define _mm512_maskz_insertf32x4(mask, a, b, quarter) emulated::masked(mask, emulated::insert_four(a, b, quarter))
 #define _mm512_maskz_unpacklo_ps(mask, a, b) emulated::masked(mask, emulated::unpack<__m512, float>(a, b, false))
 #define _mm512_maskz_unpackhi_ps(mask, a, b) emulated::masked(mask, emulated::unpack<__m512, float>(a, b, true))
 #define _mm512_maskz_unpacklo_pd(mask, a, b) emulated::masked_doubles(mask, emulated::unpack<__m512d, double>(a, b, false))

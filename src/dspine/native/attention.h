@@ -2,26 +2,12 @@
 // online soft-max. A copy for each file that includes it, since families are compiled for different processors.
 #pragma once
 
+#include "attention_many.h"
 #include "attention_mask.h"
-#include "attention_rows.h"
 
 namespace dspine {
 
 namespace {
-
-// Calls some(vectors, j) for `count` numbers: whole vectors of V, then eights.
-template <class V, class Some>
-inline void in_vectors(int count, Some some) {
-    int j = 0;
-    if constexpr (V::kLanes > 8) {
-        for (; j + V::kLanes <= count; j += V::kLanes) {
-            some(V{}, j);
-        }
-    }
-    for (; j < count; j += 8) {
-        some(Eight{}, j);
-    }
-}
 
 // Scales and masks `count` scores, and as many after them as complete eight; returns the largest.
 template <class V>
@@ -51,32 +37,46 @@ inline float to_weights(const float * score, int count, float top, float * weigh
     return total(sum);
 }
 
+// The rows of a tensor with a head and a sequence.
+struct Head {
+    int64_t head, sequence;
+};
+
+// `queries` queries of a key/value head from `start` on; they are counted row after row, all heads of a row together.
 template <class V>
 class Item {
   public:
-    Item(const Shape & shape, const Tensor * op, const Work & work, int64_t sequence, int64_t head, int64_t heads,
-         int64_t row, int64_t rows)
-        : s_(shape), op_(op), w_(work), sequence_(sequence), head_(head), heads_(heads), row_(row), rows_(rows),
-          queries_(int(heads * rows)) {}
+    Item(const Shape & shape, const Tensor * op, const Work & work, int64_t sequence, int64_t head, int64_t start, int queries)
+        : s_(shape), op_(op), w_(work), sequence_(sequence), head_(head * shape.shared), start_(start), queries_(queries),
+          many_(queries >= V::kMany), cache_{head, sequence / (shape.q->ne[3] / shape.k->ne[3])} {
+        std::memcpy(&scale_, op->op_params, sizeof scale_);
+    }
 
     void run() {
         int64_t first = s_.keys, end = 0;
         for (int i = 0; i < queries_; i++) {
-            std::memcpy(w_.q + i * s_.width, at(s_.q, row_of(i), head_of(i), sequence_), size_t(s_.width) * sizeof(float));
-            std::fill_n(w_.out + i * s_.value_width, s_.value_width, 0.0f);
-            top_[i]    = kNone;
-            weight_[i] = 0.0f;
-            if (has_own_mask(i)) {
+            mask_[i]     = s_.mask == nullptr ? nullptr : mask_row(s_.mask, row_of(i), head_of(i), sequence_);
+            own_mask_[i] = i == 0 || mask_[i] != mask_[i - 1];
+            if (own_mask_[i]) {
                 int64_t from = 0, to = s_.keys;
                 if (s_.mask != nullptr) {
-                    visible(mask_row(s_.mask, row_of(i), head_of(i), sequence_), s_.keys, from, to);
+                    visible(mask_[i], s_.keys, from, to);
                 }
                 first = std::min(first, from);
                 end   = std::max(end, to);
             }
         }
+        begin();
         for (int64_t key = first / kChunk * kChunk; key < end; key += kChunk) {
-            chunk(key, int(std::min<int64_t>(kChunk, end - key)), key + kChunk < end);
+            const int  count = int(std::min<int64_t>(kChunk, end - key));
+            const bool more  = key + kChunk < end;
+            if constexpr (kManyAtAll) {
+                if (many_) {
+                    chunk_of_many(key, count, more);
+                    continue;
+                }
+            }
+            chunk(key, count, more);
         }
         for (int i = 0; i < queries_; i++) {
             store(i);
@@ -84,65 +84,119 @@ class Item {
     }
 
   private:
-    int64_t head_of(int i) const { return head_ + i % heads_; }
-    int64_t row_of(int i) const { return row_ + i / heads_; }
+    static constexpr bool kManyAtAll = V::kMany <= V::kMost;
 
-    // Whether the mask is not the one of the query before.
-    bool has_own_mask(int i) const { return i % heads_ == 0 || (s_.mask != nullptr && s_.mask->ne[2] > 1); }
+    int64_t head_of(int i) const { return head_ + (start_ + i) % s_.shared; }
+    int64_t row_of(int i) const { return (start_ + i) / s_.shared; }
+
+    const float * query(int i) const { return reinterpret_cast<const float *>(at(s_.q, row_of(i), head_of(i), sequence_)); }
+
+    void begin() {
+        if constexpr (kManyAtAll) {
+            if (many_) {
+                turn<V>(queries_, s_.width, [&](int i) { return query(i); }, w_.q);
+            }
+        }
+        for (int i = 0; !many_ && i < queries_; i++) {
+            std::memcpy(w_.q + i * s_.width, query(i), size_t(s_.width) * sizeof(float));
+        }
+        std::fill_n(w_.out, queries_ * s_.value_width, 0.0f);
+        std::fill_n(now_.top, kMostQueries, kNone);
+        std::fill_n(now_.weight, kMostQueries, 0.0f);
+    }
 
     // `count` rows of a cache from `first` on; while they are read, those of the next chunk are fetched if it is used
     // (`more`). Rows of one head lie apart, so the processor does not fetch them by itself.
-    Rows rows_of(const Tensor * cache, int64_t head, int64_t sequence, int64_t first, int count, bool more,
-                 float * wide) const {
-        const char * from  = at(cache, first, head, sequence);
-        const size_t ahead = more ? kChunk * cache->nb[1] : 0;
+    Cells cells(const Tensor * cache, int64_t first, int count, bool more) const {
+        return {at(cache, first, cache_.head, cache_.sequence), cache->nb[1], count, cache->type, more ? kChunk * cache->nb[1] : 0};
+    }
+
+    // 16-bit floats and fp32 are read in place.
+    Rows rows_of(const Tensor * cache, int64_t first, int count, bool more) const {
+        const Cells found = cells(cache, first, count, more);
         if (read_in_place(cache)) {
-            return {from, cache->nb[1], count, cache->type == F16, ahead};
+            return {found.first, found.step, count, cache->type == F16, found.ahead};
         }
         const int64_t width = cache->ne[0];
         for (int j = 0; j < count; j++) {
-            if (more && cache->type == BF16) {  // Q8_0 gains nothing by it
-                fetch(from + size_t(j) * cache->nb[1] + ahead, size_t(width) * 2);
-            }
-            widen(cache->type, from + size_t(j) * cache->nb[1], width, wide + j * width);
+            found.widen_row<V>(j, width, w_.wide + j * width);
         }
-        return {reinterpret_cast<const char *>(wide), size_t(width) * sizeof(float), count, false, 0};
+        return {reinterpret_cast<const char *>(w_.wide), size_t(width) * sizeof(float), count, false, 0};
     }
 
     void chunk(int64_t key, int count, bool more) {
-        const Tensor * k = s_.k, * v = s_.v;
-        const Rows     keys  = rows_of(k, head_ / (s_.heads / k->ne[2]), sequence_ / (s_.q->ne[3] / k->ne[3]), key, count, more, w_.keys);
-        dot_all<V>(w_.q, queries_, s_.width, keys, w_.scores);
-        float scale;
-        std::memcpy(&scale, op_->op_params, sizeof scale);
+        dot_all<V>(w_.q, queries_, s_.width, rows_of(s_.k, key, count, more), w_.scores);
         alignas(64) float extra[kChunk];
-        Shares            shares;
+        Shares<kChunk, 1> shares;
         shares.weight = w_.scores;
         int active    = 0;  // queries that see any of these keys; their weights move up to the front
         for (int i = 0; i < queries_; i++) {
-            if (has_own_mask(i)) {
-                const uint16_t * mask = s_.mask == nullptr ? nullptr : mask_row(s_.mask, row_of(i), head_of(i), sequence_) + key;
-                read_mask(mask, count, extra);
+            if (own_mask_[i]) {
+                read_mask(mask_[i] == nullptr ? nullptr : mask_[i] + key, count, extra);
             }
             float *     score = w_.scores + i * kChunk;
-            const float top   = std::max(top_[i], add_mask<V>(score, extra, count, scale));
+            const float top   = std::max(now_.top[i], add_mask<V>(score, extra, count, scale_));
             if (top == kNone) {
                 continue;
             }
-            const float factor    = top_[i] == kNone ? 0.0f : exponential(top_[i] - top);
+            const float factor    = now_.top[i] == kNone ? 0.0f : exponential(now_.top[i] - top);
             const float sum       = to_weights<V>(score, count, top, w_.scores + active * kChunk);
-            top_[i]               = top;
-            weight_[i]            = weight_[i] * factor + sum;
+            now_.top[i]           = top;
+            now_.weight[i]        = now_.weight[i] * factor + sum;
             shares.factor[active] = factor;
             shares.out[active++]  = w_.out + i * s_.value_width;
         }
         // Widened only now: keys and values together do not fit into the first cache.
-        const Rows values = rows_of(v, head_ / (s_.heads / v->ne[2]), sequence_ / (s_.q->ne[3] / v->ne[3]), key, count, more, w_.values);
-        add_all<V>(shares, active, values, s_.value_width);
+        add_all<V>(shares, active, rows_of(s_.v, key, count, more), s_.value_width, [](int, int) { return true; });
+    }
+
+    // What is added to the scores of a chunk, laid out as they are; null: nothing.
+    const float * masks_of_many(int64_t key, int count) const {
+        if (s_.mask == nullptr) {
+            return nullptr;
+        }
+        const float * row[kMostQueries];
+        float *       wide    = w_.masks;
+        bool          nothing = true;
+        for (int i = 0; i < queries_; i++) {
+            nothing = nothing && (!own_mask_[i] || adds_nothing(mask_[i] + key, count));
+        }
+        if (nothing) {
+            return nullptr;
+        }
+        for (int i = 0; i < queries_; i++) {
+            if (own_mask_[i]) {
+                read_mask(mask_[i] + key, count, wide);
+                wide += kChunk;
+            }
+            row[i] = wide - kChunk;
+        }
+        float * turned = w_.masks + kMostQueries * kChunk;
+        turn<V>(queries_, (count + 3) / 4 * 4, [&](int i) { return row[i]; }, turned);
+        return turned;
+    }
+
+    void chunk_of_many(int64_t key, int count, bool more) {
+        dot_many<V>(w_.q, queries_, s_.width, cells(s_.k, key, count, more), w_.scores);
+        const float * extra = masks_of_many(key, count);
+        bool          sees[kMostQueries / V::kLanes];
+        for (int i = 0; i < queries_; i += V::kLanes) {
+            sees[i / V::kLanes] = to_weights<V>(w_.scores + i, count, extra == nullptr ? nullptr : extra + i, scale_, now_.top + i,
+                                                now_.weight + i, now_.factor + i);
+        }
+        Shares<1, kMostQueries> shares;
+        shares.weight = w_.scores;
+        for (int i = 0; i < queries_; i++) {
+            shares.factor[i] = now_.factor[i];
+            shares.out[i]    = w_.out + i * s_.value_width;
+        }
+        add_all<V>(shares, queries_, rows_of(s_.v, key, count, more), s_.value_width, [&](int first, int some) {
+            return std::any_of(sees + first / V::kLanes, sees + (first + some - 1) / V::kLanes + 1, [](bool x) { return x; });
+        });
     }
 
     void store(int i) const {
-        const float   inverse = weight_[i] == 0.0f ? 0.0f : 1.0f / weight_[i];
+        const float   inverse = now_.weight[i] == 0.0f ? 0.0f : 1.0f / now_.weight[i];
         const float * from    = w_.out + i * s_.value_width;
         // The result has heads before rows: (value width, heads, rows, sequences).
         float * to = reinterpret_cast<float *>(static_cast<char *>(op_->data) + size_t(head_of(i)) * op_->nb[1] +
@@ -155,22 +209,34 @@ class Item {
     const Shape &  s_;
     const Tensor * op_;
     const Work &   w_;
-    int64_t        sequence_, head_, heads_, row_, rows_;
+    int64_t        sequence_, head_, start_;
     int            queries_;
-    float          top_[kMostQueries];     // largest score so far
-    float          weight_[kMostQueries];  // sum of the exponentials so far
+    bool           many_;
+    Head           cache_;
+    float          scale_;
+    const uint16_t * mask_[kMostQueries];
+    bool           own_mask_[kMostQueries];  // whether it is not the one of the query before
+    Running        now_;
 };
 
 template <class V>
 void compute(const Params * params, Tensor * op, uint8_t * memory) {
     const Shape s(op);
     const Work  work = work_in(memory, s);
-    const Cut   cut  = choose_cut(s, params->nth);
+    const Cut   cut  = choose_cut(s, params->nth, V::kMost, [&](int64_t queries) { return V::cost(queries, s.in_place); });
     // Later rows see more keys, so the items go round the threads in turn.
     for (int64_t item = params->ith; item < cut.items; item += params->nth) {
-        const int64_t heads = item % cut.head_items, rest = item / cut.head_items;
-        const int64_t row = rest % cut.row_items * cut.rows, sequence = rest / cut.row_items;
-        Item<V>(s, op, work, sequence, heads * cut.heads, cut.heads, row, std::min(cut.rows, s.rows - row)).run();
+        const bool    small = item >= cut.whole;
+        const int64_t left  = item - cut.whole;
+        const int64_t block = small ? cut.whole + left / cut.parts : item;
+        const int64_t size = small ? cut.part : cut.block, heads = s.k->ne[2];
+        // Blocks of one place of all heads follow each other.
+        const int64_t place = block / heads % cut.blocks * cut.block;
+        const int64_t end   = std::min(place + cut.block, s.rows * s.shared);
+        const int64_t start = place + (small ? left % cut.parts * cut.part : 0);
+        if (start < end) {
+            Item<V>(s, op, work, block / heads / cut.blocks, block % heads, start, int(std::min(size, end - start))).run();
+        }
     }
 }
 

@@ -38,6 +38,16 @@ void visible(const uint16_t * mask, int64_t keys, int64_t & first, int64_t & end
     }
 }
 
+// Whether `count` masks hide nothing and add nothing.
+bool adds_nothing(const uint16_t * mask, int count) {
+    __m256i any = _mm256_setzero_si256();
+    int     j   = 0;
+    for (; j + 16 <= count; j += 16) {
+        any = _mm256_or_si256(any, load(mask + j));
+    }
+    return _mm256_testz_si256(any, any) != 0 && std::all_of(mask + j, mask + count, [](uint16_t m) { return m == 0; });
+}
+
 // What is added to the scores; up to 7 keys from `count` on get -infinity. No mask hides nothing.
 void read_mask(const uint16_t * mask, int count, float * extra) {
     alignas(16) uint16_t halves[8];

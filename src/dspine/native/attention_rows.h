@@ -27,6 +27,7 @@ inline void dot_some(const float * q, int64_t width, const Rows & keys, int key,
         row[j] = keys.at(key + j);
     }
     if (keys.ahead != 0) {
+#pragma GCC unroll 16
         for (int j = 0; j < K; j++) {
             fetch(row[j] + keys.ahead, size_t(width) * (half ? 2 : 4));
         }
@@ -42,7 +43,7 @@ inline void dot_some(const float * q, int64_t width, const Rows & keys, int key,
         Float x[Q];
 #pragma GCC unroll 6
         for (int r = 0; r < Q; r++) {
-            x[r] = V::for_rows(q + r * width + i);
+            x[r] = V::in_register(V::for_rows(q + r * width + i));
         }
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
@@ -62,9 +63,10 @@ inline void dot_some(const float * q, int64_t width, const Rows & keys, int key,
     }
 }
 
-// All keys of a chunk; up to 7 scores after the last key's repeat it, so that there are whole eights.
+// All keys of a chunk; up to 7 scores after the last key's repeat it, so that there are whole eights. Not inlined:
+// what the caller holds in registers would take those of the sums.
 template <class V, int Q, bool half>
-void dot_rows(const float * q, int64_t width, const Rows & keys, float * score) {
+__attribute__((noinline)) void dot_rows(const float * q, int64_t width, const Rows & keys, float * score) {
     // One query alone needs more sums at a time: each waits for the one before.
     constexpr int N   = Q == 1 ? 8 : 4;
     const int     end = (keys.count + 7) / 8 * 8;
@@ -79,16 +81,20 @@ void dot_rows(const float * q, int64_t width, const Rows & keys, float * score) 
     }
 }
 
-// Queries that see keys of a chunk: out[r] = factor[r] * out[r] + weight[r * kChunk ...] . values.
+// Queries that see keys of a chunk: out[r] = factor[r] * out[r] + weights . values. The weight of query r and a key
+// is weight[r * query_step + key * key_step].
+template <int query_step, int key_step>
 struct Shares {
+    static constexpr int kQueryStep = query_step, kKeyStep = key_step;
+
     const float * weight;
     float         factor[kMostQueries];
     float *       out[kMostQueries];
 };
 
 // For Q queries from `query` on and the elements of N vectors from i on.
-template <class V, int Q, int N, bool half>
-inline void add_elements(const Shares & shares, int query, const Rows & values, int64_t i) {
+template <class V, int Q, int N, bool half, class S>
+inline void add_elements(const S & shares, int query, const Rows & values, int64_t i) {
     using Float = typename V::Float;
     Float sum[Q][N];
 #pragma GCC unroll 6
@@ -99,8 +105,8 @@ inline void add_elements(const Shares & shares, int query, const Rows & values, 
         }
     }
     const char *  row    = values.first;
-    const float * weight = shares.weight + query * kChunk;
-    for (int key = 0; key < values.count; key++, row += values.step) {
+    const float * weight = shares.weight + query * S::kQueryStep;
+    for (int key = 0; key < values.count; key++, row += values.step, weight += S::kKeyStep) {
         if (values.ahead != 0) {
             constexpr size_t kElement = half ? 2 : 4;
             fetch(row + values.ahead + size_t(i) * kElement, V::kLanes * N * kElement);
@@ -108,7 +114,7 @@ inline void add_elements(const Shares & shares, int query, const Rows & values, 
         Float w[Q];
 #pragma GCC unroll 6
         for (int r = 0; r < Q; r++) {
-            w[r] = V::repeat(weight[r * kChunk + key]);
+            w[r] = V::repeat(weight[r * S::kQueryStep]);
         }
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
@@ -128,15 +134,15 @@ inline void add_elements(const Shares & shares, int query, const Rows & values, 
     }
 }
 
-template <class V, int Q, int N, bool half>
-inline void add_while(const Shares & shares, int query, const Rows & values, int64_t width, int64_t & i) {
+template <class V, int Q, int N, bool half, class S>
+inline void add_while(const S & shares, int query, const Rows & values, int64_t width, int64_t & i) {
     for (; i + V::kLanes * N <= width; i += V::kLanes * N) {
         add_elements<V, Q, N, half>(shares, query, values, i);
     }
 }
 
-template <class V, int Q, bool half>
-void add_rows(const Shares & shares, int query, const Rows & values, int64_t width) {
+template <class V, int Q, bool half, class S>
+void add_rows(const S & shares, int query, const Rows & values, int64_t width) {
     int64_t i = 0;
     if constexpr (Q == 1) {
         add_while<V, Q, 8, half>(shares, query, values, width, i);
@@ -145,6 +151,20 @@ void add_rows(const Shares & shares, int query, const Rows & values, int64_t wid
     add_while<V, Q, 1, half>(shares, query, values, width, i);
     if constexpr (V::kLanes > 8) {
         add_while<Eight, Q, 1, half>(shares, query, values, width, i);
+    }
+}
+
+// Calls some(vectors, j) for `count` numbers: whole vectors of V, then eights.
+template <class V, class Some>
+inline void in_vectors(int count, Some some) {
+    int j = 0;
+    if constexpr (V::kLanes > 8) {
+        for (; j + V::kLanes <= count; j += V::kLanes) {
+            some(V{}, j);
+        }
+    }
+    for (; j < count; j += 8) {
+        some(Eight{}, j);
     }
 }
 
@@ -159,8 +179,8 @@ void dot_group(int count, const float * q, int64_t width, const Rows & keys, flo
     keys.half ? dot_rows<V, Q, true>(q, width, keys, score) : dot_rows<V, Q, false>(q, width, keys, score);
 }
 
-template <class V, int Q>
-void add_group(int count, const Shares & shares, int query, const Rows & values, int64_t width) {
+template <class V, int Q, class S>
+void add_group(int count, const S & shares, int query, const Rows & values, int64_t width) {
     if constexpr (Q > 1) {
         if (count < Q) {
             return add_group<V, Q - 1>(count, shares, query, values, width);
@@ -189,10 +209,14 @@ void dot_all(const float * q, int queries, int64_t width, const Rows & keys, flo
     });
 }
 
-template <class V>
-void add_all(const Shares & shares, int queries, const Rows & values, int64_t width) {
+// `needed` says of `count` queries from `first` on whether any of them sees a key.
+template <class V, class S, class Needed>
+void add_all(const S & shares, int queries, const Rows & values, int64_t width, Needed needed) {
     Rows rows = values;
     in_groups(queries, V::kGroup, [&](int first, int count) {
+        if (!needed(first, count)) {
+            return;
+        }
         add_group<V, V::kGroup>(count, shares, first, rows, width);
         rows.ahead = 0;
     });

@@ -16,7 +16,7 @@ namespace dspine {
 namespace {
 
 constexpr int     kChunk       = 64;   // keys
-constexpr int     kMostQueries = 16;   // of one item
+constexpr int     kMostQueries = 48;   // of one item
 constexpr int64_t kMostWidth   = 256;  // head size
 
 // 16-bit floats are widened where they are read, which costs less than to store them and read them again.
@@ -34,28 +34,34 @@ struct Shape {
     bool    in_place;  // no widening in advance
 };
 
-// How the work is cut: items of `heads` query heads (all of one key/value head) x `rows` rows.
+// How the work is cut. The queries of a key/value head, row after row, are cut into blocks; blocks go round the
+// threads in turn, and what is left over when no whole round is left is cut into smaller parts.
 struct Cut {
-    int64_t heads, rows;
-    int64_t head_items, row_items, items;
+    int64_t block, blocks;  // queries of a block, blocks of a key/value head
+    int64_t whole;          // blocks that are not cut further
+    int64_t part, parts;    // queries of a part, parts of a block
+    int64_t items;
 };
 
-// The cut that is done soonest on `threads` threads. Widening a chunk costs more than one query, so
-// many queries an item are cheap, but too few items leave threads idle.
-Cut choose_cut(const Shape & s, int threads) {
-    Cut     best{};
-    int64_t least = -1;
-    for (int64_t heads = 1; heads <= s.shared; heads++) {
-        if (s.shared % heads != 0 || heads > kMostQueries) {
-            continue;
-        }
-        for (int64_t rows = 1; rows <= std::min<int64_t>(s.rows, kMostQueries / heads); rows++) {
-            Cut cut{heads, rows, s.heads / heads, (s.rows + rows - 1) / rows, 0};
-            cut.items          = cut.head_items * cut.row_items * s.sequences;
-            const int64_t queries = heads * rows, widening = s.in_place ? 1 : 3;  // a query is 2
-            const int64_t cost    = (cut.items + threads - 1) / threads * (widening + 2 * queries);
-            if (least < 0 || cost < least) {
-                least = cost;
+// The cut that is done soonest on `threads` threads; `cost` is that of an item of so many queries.
+template <class Cost>
+Cut choose_cut(const Shape & s, int threads, int most, Cost cost) {
+    Cut           best{};
+    int64_t       least = -1;
+    const int64_t all = s.rows * s.shared;
+    for (int64_t block = 1; block <= std::min<int64_t>(all, most); block++) {
+        Cut cut{};
+        cut.block           = block;
+        cut.blocks          = (all + block - 1) / block;
+        const int64_t total = cut.blocks * s.k->ne[2] * s.sequences, left = total % threads;
+        cut.whole           = total - left;
+        for (int64_t parts = 1; parts <= (left == 0 ? 1 : std::min<int64_t>(block, threads)); parts++) {
+            cut.part  = (block + parts - 1) / parts;
+            cut.parts = (block + cut.part - 1) / cut.part;
+            cut.items = cut.whole + left * cut.parts;
+            const int64_t spent = cut.whole / threads * cost(block) + (left * cut.parts + threads - 1) / threads * cost(cut.part);
+            if (least < 0 || spent < least) {
+                least = spent;
                 best  = cut;
             }
         }
@@ -80,11 +86,11 @@ const char * at(const Tensor * t, int64_t i1, int64_t i2, int64_t i3) {
 
 // Buffers of one thread.
 struct Work {
-    float * keys;    // chunk x width
-    float * values;  // chunk x value width
+    float * wide;    // chunk x width: keys, then values
     float * q;       // queries x width
     float * out;     // queries x value width
     float * scores;  // queries x chunk
+    float * masks;   // queries x chunk, twice
 };
 
 float * take(uint8_t *& from, int64_t floats) {
@@ -95,17 +101,17 @@ float * take(uint8_t *& from, int64_t floats) {
 
 Work work_in(uint8_t * memory, const Shape & s) {
     Work w{};
-    w.keys   = take(memory, kChunk * s.width);
-    w.values = take(memory, kChunk * s.value_width);
+    w.wide   = take(memory, kChunk * std::max(s.width, s.value_width));
     w.q      = take(memory, kMostQueries * s.width);
     w.out    = take(memory, kMostQueries * s.value_width);
     w.scores = take(memory, kMostQueries * kChunk);
+    w.masks  = take(memory, 2 * kMostQueries * kChunk);
     return w;
 }
 
 size_t work_bytes(const Tensor * op) {
     const Shape s(op);
-    return size_t((kChunk + kMostQueries) * (s.width + s.value_width) + kMostQueries * kChunk) * sizeof(float) + 5 * 64;
+    return size_t(kChunk * std::max(s.width, s.value_width) + kMostQueries * (s.width + s.value_width + 3 * kChunk)) * sizeof(float) + 5 * 64;
 }
 
 bool cache_type(const Tensor * t) {
