@@ -94,7 +94,7 @@ def test_products_are_right_and_row_invariant(built: Path, folder: Path) -> None
 
 def test_attention_is_right_and_row_invariant(built: Path, folder: Path) -> None:
     found = _child("attention", str(built), str(folder))
-    assert len(found) == 5
+    assert len(found) == 6
     for case, facts in found.items():
         assert facts["error"] <= 2e-6, f"{case}: {facts['error']}"
         assert all(facts["same"]), case

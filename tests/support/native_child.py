@@ -195,6 +195,7 @@ def attentions(plug_in: kernels.Kernels) -> dict[str, Any]:
             (6, 3, 7, 130, 64),
             (4, 1, 20, 64, 128),
             (8, 8, 5, 31, 80),
+            (6, 3, 33, 300, 64),
             (2, 2, 130, 200, 32),
         ):
             q = rng.standard_normal((heads, rows, width), dtype=np.float32)

@@ -66,7 +66,7 @@ class Item {
                 end   = std::max(end, to);
             }
         }
-        begin();
+        begin(first / kChunk * kChunk, end);
         for (int64_t key = first / kChunk * kChunk; key < end; key += kChunk) {
             const int  count = int(std::min<int64_t>(kChunk, end - key));
             const bool more  = key + kChunk < end;
@@ -91,13 +91,21 @@ class Item {
 
     const float * query(int i) const { return reinterpret_cast<const float *>(at(s_.q, row_of(i), head_of(i), sequence_)); }
 
-    void begin() {
+    void begin(int64_t key, int64_t end) {
+        // Nobody has fetched the first chunk. (A function that only fetches would be taken for one without effects.)
+        for (const Tensor * cache : {s_.k, s_.v}) {
+            const Cells  found = cells(cache, key, int(std::min<int64_t>(kChunk, end - key)), false);
+            const size_t bytes = found.fetched();
+            for (int j = 0; j < found.count; j++) {
+                fetch(found.first + size_t(j) * found.step, bytes);
+            }
+        }
         if constexpr (kManyAtAll) {
             if (many_) {
                 turn<V>(queries_, s_.width, [&](int i) { return query(i); }, w_.q);
             }
         }
-        for (int i = 0; !many_ && i < queries_; i++) {
+        for (int i = 0; i < queries_ && !many_; i++) {
             std::memcpy(w_.q + i * s_.width, query(i), size_t(s_.width) * sizeof(float));
         }
         std::fill_n(w_.out, queries_ * s_.value_width, 0.0f);
@@ -108,7 +116,8 @@ class Item {
     // `count` rows of a cache from `first` on; while they are read, those of the next chunk are fetched if it is used
     // (`more`). Rows of one head lie apart, so the processor does not fetch them by itself.
     Cells cells(const Tensor * cache, int64_t first, int count, bool more) const {
-        return {at(cache, first, cache_.head, cache_.sequence), cache->nb[1], count, cache->type, more ? kChunk * cache->nb[1] : 0};
+        return {at(cache, first, cache_.head, cache_.sequence), cache->nb[1], cache->ne[0], count, cache->type,
+                more ? kChunk * cache->nb[1] : 0};
     }
 
     // 16-bit floats and fp32 are read in place.
@@ -119,7 +128,7 @@ class Item {
         }
         const int64_t width = cache->ne[0];
         for (int j = 0; j < count; j++) {
-            found.widen_row<V>(j, width, w_.wide + j * width);
+            found.widen_row<V>(j, w_.wide + j * width);
         }
         return {reinterpret_cast<const char *>(w_.wide), size_t(width) * sizeof(float), count, false, 0};
     }
@@ -177,7 +186,7 @@ class Item {
     }
 
     void chunk_of_many(int64_t key, int count, bool more) {
-        dot_many<V>(w_.q, queries_, s_.width, cells(s_.k, key, count, more), w_.scores);
+        dot_many<V>(w_.q, queries_, cells(s_.k, key, count, more), w_.scores);
         const float * extra = masks_of_many(key, count);
         bool          sees[kMostQueries / V::kLanes];
         for (int i = 0; i < queries_; i += V::kLanes) {

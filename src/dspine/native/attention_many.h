@@ -13,14 +13,18 @@ namespace {
 struct Cells {
     const char * first;
     size_t       step;  // bytes from one to the next
+    int64_t      width;
     int          count, type;
     size_t       ahead;  // bytes to the same one of the next chunk, which is fetched meanwhile; 0: not that
 
+    // Bytes of a row that are worth fetching. Q8_0 gains nothing by it.
+    size_t fetched() const { return type == Q8_0 ? 0 : size_t(width) * (type == F32 ? 4 : 2); }
+
     template <class V>
-    void widen_row(int i, int64_t width, float * to) const {
+    void widen_row(int i, float * to) const {
         const char * from = first + step * size_t(i);
-        if (ahead != 0 && type != Q8_0) {  // which gains nothing by it
-            fetch(from + ahead, size_t(width) * (type == F32 ? 4 : 2));
+        if (ahead != 0) {
+            fetch(from + ahead, fetched());
         }
         if (type == F16) {
             in_vectors<V>(int(width), [&](auto vectors, int d) {
@@ -110,17 +114,17 @@ void dot_vectors(int vectors, const float * turned, int64_t width, const float *
 // All keys of a chunk. They are widened only a few at a time: so many stay in the first cache. What lies between the
 // last key's scores and a multiple of 2 * V::kKeys keys is of no use.
 template <class V>
-void dot_many(const float * turned, int queries, int64_t width, const Cells & keys, float * score) {
+void dot_many(const float * turned, int queries, const Cells & keys, float * score) {
     constexpr int     kAtOnce = 2 * V::kKeys;
     alignas(64) float wide[kAtOnce * kPitch];
     for (int first = 0; first < keys.count; first += kAtOnce) {
         const int count = std::min(kAtOnce, keys.count - first);
         for (int j = 0; j < count; j++) {
-            keys.widen_row<V>(first + j, width, wide + j * kPitch);
+            keys.widen_row<V>(first + j, wide + j * kPitch);
         }
         in_groups((queries + V::kLanes - 1) / V::kLanes, V::kVectors, [&](int vector, int vectors) {
             const int i = vector * V::kLanes;
-            dot_vectors<V, V::kVectors>(vectors, turned + i, width, wide, count, score + first * kMostQueries + i);
+            dot_vectors<V, V::kVectors>(vectors, turned + i, keys.width, wide, count, score + first * kMostQueries + i);
         });
     }
 }
