@@ -20,7 +20,6 @@ from dspine.llama.batch import Batch
 from dspine.llama.context import Context
 from dspine.llama.library import find_library
 from dspine.llama.model import load_safely
-from dspine.machine import cpu_flags
 from tests.support.llama_dflash import LlamaDFlash
 from tests.support.tiny_models import tiny_llama
 from tests.support.tiny_pair import as_others_write_it, with_tables, write_dflash_drafter
@@ -183,10 +182,9 @@ def test_small_drafters_of_every_form(
         tmp_path / "t.gguf", seed=3, hidden_size=320, num_heads=5, num_kv_heads=5, tied=tied
     )
     path = write_dflash_drafter(tmp_path / "d.gguf", target, kind, dtype=dtype, **changes)
-    found = compare(path, target, 30, (6, 2, 4))
-    # llama.cpp adds products of 16-bit floats in 16 bits where the processor can.
-    rough = dtype == "f16" and "avx512_fp16" in cpu_flags()
-    least = 0.9 if dtype == "q8_0" else 0.95 if rough else 0.98
+    # With AVX512-FP16 and f16 weights one draft of 150 differs: of few blocks a large share.
+    found = compare(path, target, 100, (6, 2, 4))
+    least = 0.9 if dtype == "q8_0" else 0.98
     assert found.with_exact >= least and found.with_theirs >= least, found
     assert found.different > (0 if tied and kind == "DFlash" else 2)
 

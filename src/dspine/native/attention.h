@@ -92,7 +92,7 @@ class Item {
     const float * query(int i) const { return reinterpret_cast<const float *>(at(s_.q, row_of(i), head_of(i), sequence_)); }
 
     void begin(int64_t key, int64_t end) {
-        // Nobody has fetched the first chunk. (A function that only fetches would be taken for one without effects.)
+        // Nobody has fetched the first chunk.
         for (const Tensor * cache : {s_.k, s_.v}) {
             const Cells  found = cells(cache, key, int(std::min<int64_t>(kChunk, end - key)), false);
             const size_t bytes = found.fetched();

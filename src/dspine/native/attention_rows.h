@@ -4,16 +4,11 @@
 #pragma once
 
 #include "attention_vectors.h"
+#include "fetch.h"
 
 namespace dspine {
 
 namespace {
-
-inline void fetch(const char * from, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) {
-        _mm_prefetch(from + i, _MM_HINT_T0);
-    }
-}
 
 // score[r * kChunk + key] = q[r] . key for Q queries and N vectors of keys from `key` on.
 template <class V, int Q, int N, bool half>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "fetch.h"
+
 namespace dspine {
 
 namespace {
@@ -12,7 +14,7 @@ constexpr int64_t kOwnRows = 2;
 constexpr int64_t kRowBlock = 256;
 constexpr size_t  kAlign    = 64;
 // Weights that a thread fetches before it prepares inputs.
-constexpr size_t kFirstBytes = 8192, kLine = 64;
+constexpr size_t kFirstBytes = 8192;
 
 int64_t row_count(const Tensor * x) { return x->ne[1] * x->ne[2] * x->ne[3]; }
 
@@ -20,12 +22,6 @@ const float * row_of(const Tensor * x, int64_t row) {
     const int64_t i1 = row % x->ne[1], i2 = row / x->ne[1] % x->ne[2], i3 = row / (x->ne[1] * x->ne[2]);
     return reinterpret_cast<const float *>(static_cast<const char *>(x->data) + i1 * x->nb[1] + i2 * x->nb[2] +
                                            i3 * x->nb[3]);
-}
-
-[[gnu::always_inline]] inline void fetch(const uint8_t * weights, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += kLine) {
-        __builtin_prefetch(weights + i);
-    }
 }
 
 // Outputs [first, first + count) of one panel that is not used from its start.
