@@ -32,10 +32,9 @@ struct VectorsAvxVnni : Vectors256 {
         return _mm256_srli_epi16(x, bits);
     }
 
-    // sum + four products of unsigned and signed bytes; sum + two products of 16-bit integers; the two alone.
+    // sum + four products of unsigned and signed bytes; sum + two products of 16-bit integers.
     static Int dot8(Int sum, Int a, Int b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
     static Int dot16(Int sum, Int a, Int b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
-    static Int pairs(Int a, Int b) { return _mm256_madd_epi16(a, b); }
 
     // The same, with the four bytes or two 16-bit integers at `b` repeated to all lanes.
     static Int dot8(Int sum, Int a, const void * b) { return dot8(sum, a, repeat32(b)); }
