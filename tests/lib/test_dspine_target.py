@@ -174,7 +174,7 @@ def test_beside_the_default_target(tmp_path: Path, default_target: Path) -> None
         assert lent is not None and lent.type_name == "q8_0"
         assert drafter._weights.embedding.pointer == lent.pointer
         assert drafter._weights.scoring.pointer == lent.pointer
-        assert drafter._weights.head.type_name == "q8_0"
+        assert drafter._weights.head.type_name == "q4_0"  # only chooses candidates
         drafter.add_context(0, 0, pair.features(12))
         found = drafter.draft_trace(0, ANCHOR, 5)
     rows = embedding[found.candidates[0]]

@@ -148,7 +148,7 @@ def test_refusals_leave_nothing_behind(tmp_path: Path) -> None:
     write_drafter(source, SMALL, PAIR, RECORD, weights(), "q8_0")
     with pytest.raises(FileError, match=r"quantised already \(q8_0\).*--allow-requantize"):
         quantise_drafter(source, output, "bf16")
-    with pytest.raises(UsageError, match="'q9': choose one of q4_k_m"):
+    with pytest.raises(UsageError, match="'q9': choose one of q4_0, q4_k_m"):
         quantise_drafter(source, output, "q9")
     assert not output.exists()
     told = quantise_drafter(source, output, "bf16", allow_requantize=True)

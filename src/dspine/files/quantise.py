@@ -53,6 +53,7 @@ class Mix:
 
 
 MIXES: Mapping[str, Mix] = {
+    "q4_0": Mix(2, "q4_0", "q4_0", "q8_0"),
     "q4_k_m": Mix(15, "q4_k", "q6_k", "q8_0"),
     "q5_k_m": Mix(17, "q5_k", "q6_k", "q8_0"),
     "q6_k": Mix(18, "q6_k", "q6_k", "q8_0"),

@@ -15,11 +15,12 @@ from dspine.errors import FileError
 from dspine.files.dtypes import decode_rows
 from dspine.files.schema import SINK_TENSORS, DrafterConfig, tensor_specs
 from dspine.ggml import Backend, Graph, HostTensor, Tensor, WeightStore
+from dspine.ggml.types import type_by_name
 
 _READ_ROWS = 4096
 """Rows of the target's head copied at a time."""
-_SLOW_TYPES = ("q4_1", "q5_1")
-"""Types whose CPU product in ggml has no kernel for several rows at once."""
+_LARGER_TYPES = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_1")
+"""Types of heads that a CPU reads in less time as q4_0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +307,16 @@ def _row_blocks(head: Tensor | HostTensor, row: int) -> Iterable[tuple[int, npt.
 
 
 def _quick(head: HostTensor, backend: Backend) -> HostTensor:
-    """A copied head in a type with a fast product. It only chooses candidates, whose scores come
-    from the exact rows; products of several rows take 1.3 to 1.8 times as long with q4_1.
+    """A copied head in the type that a CPU multiplies by soonest. It only chooses candidates,
+    whose scores come from the exact rows: as q4_0 a head of q8_0 left every acceptance as it was
+    and took half the time.
     """
-    if backend.device.kind != "cpu" or head.type.name not in _SLOW_TYPES:
+    if backend.device.kind != "cpu" or head.type.name not in _LARGER_TYPES:
+        return head
+    if head.ne[0] % type_by_name("q4_0").block:
         return head
     rows = decode_rows(head.data.reshape(head.ne[1], -1), head.type.name, "output head")
-    return HostTensor.quantised(rows, "q8_0")
+    return HostTensor.quantised(rows, "q4_0")
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
