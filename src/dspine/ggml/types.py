@@ -95,3 +95,19 @@ def type_by_number(number: int) -> TensorType:
 def row_bytes(type_name: str, length: int) -> int:
     """Bytes of a row of `length` elements of `type_name`."""
     return type_by_name(type_name).row_bytes(length)
+
+
+_CHOOSING = "q4_0"
+_LARGER = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_1")
+"""Types that take more memory, or with ggml's kernels more time, than `_CHOOSING`."""
+
+
+def choosing_type(type_name: str, row: int) -> str:
+    """How a CPU keeps a copy of the target's head that only chooses candidates; the target has
+    rows of `row` values in `type_name`.
+
+    The exact rows score what it chooses, so it may be coarse: as q4_0 a head of q8_0 is read in
+    half the time, and the default pair accepted as many drafts.
+    """
+    fits = row % type_by_name(_CHOOSING).block == 0
+    return _CHOOSING if fits and type_name in _LARGER else type_name

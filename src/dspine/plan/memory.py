@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dspine.files.schema import DrafterConfig
-from dspine.ggml.types import type_by_name
+from dspine.ggml.types import choosing_type, type_by_name
 from dspine.plan.geometry import Geometry, Layer, Weight
 from dspine.plan.packing import Kernels, copied_bytes, host_weights, is_product, packed_bytes
 
@@ -147,7 +147,9 @@ def plan_memory(
         items += _drafter(target, drafter, setup, n_ctx)
         entry = TABLE_ENTRY_BYTES + (HASHED_ENTRY_BYTES if setup.kernels == "dspine" else 0)
         items.append(Item("n-gram table", "cpu", drafter.table_entries * entry))
-        loading = drafter.file_bytes + _reduced_head(target, drafter)
+        # The head's rows lie there as the target has them while they are made coarser.
+        copies = (_reduced_head(target, drafter, device) for device in ("cpu", "gpu"))
+        loading = drafter.file_bytes + sum(copies)
     tokenizer = target.vocabulary * TOKEN_BYTES + target.merges * MERGE_BYTES
     items.append(Item("program and tokenizer", "cpu", PROGRAM_BYTES + tokenizer))
     if setup.n_gpu_layers and setup.reserve_bytes:
@@ -297,7 +299,7 @@ def _drafter(
         packed = packed_bytes(weight.type_name, weight.ne) if packs and is_product(weight) else None
         size += weight.n_bytes if packed is None else packed
     choices = config.draft_vocab_size or config.vocab_size
-    size += _reduced_head(target, drafter)
+    size += _reduced_head(target, drafter, device)
     if setup.n_gpu_layers:
         elsewhere = config.draft_vocab_size is None
     else:
@@ -318,10 +320,12 @@ def _head(target: Geometry) -> Weight:
     return named.get("output.weight") or named["token_embd.weight"]
 
 
-def _reduced_head(target: Geometry, drafter: DrafterGeometry) -> int:
+def _reduced_head(target: Geometry, drafter: DrafterGeometry, device: Device) -> int:
     """A copy of the head's rows for a reduced vocabulary; 0 with the full one."""
     rows, head = drafter.config.draft_vocab_size, _head(target)
-    return 0 if rows is None else type_by_name(head.type_name).row_bytes(head.ne[0]) * rows
+    row, kind = head.ne[0], head.type_name
+    kept = choosing_type(kind, row) if device == "cpu" else kind
+    return 0 if rows is None else type_by_name(kept).row_bytes(row) * rows
 
 
 def _measuring(target: Geometry, drafter: DrafterGeometry | None, setup: Setup, n_ctx: int) -> int:

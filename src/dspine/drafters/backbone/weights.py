@@ -15,12 +15,12 @@ from dspine.errors import FileError
 from dspine.files.dtypes import decode_rows
 from dspine.files.schema import SINK_TENSORS, DrafterConfig, tensor_specs
 from dspine.ggml import Backend, Graph, HostTensor, Tensor, WeightStore
-from dspine.ggml.types import type_by_name
+from dspine.ggml.types import choosing_type
 
 _READ_ROWS = 4096
 """Rows of the target's head copied at a time."""
-_LARGER_TYPES = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_1")
-"""Types of heads that a CPU reads in less time as q4_0."""
+_CHOOSING_ROWS = 1024
+"""Rows of it made coarser at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class WeightBuilder:
             target_ids, by_id = None, False
         else:
             reduced = _host(head) if reduced_head else _select_rows(head, vocab)
-            head_tensor = self.add("head", _quick(reduced, self._backend), only_product=True)
+            head_tensor = self.add("head", _choosing(reduced, self._backend), only_product=True)
             target_ids = self.add("d2t", HostTensor.from_numpy(vocab.reshape(-1, 1)))
             by_id = not reduced_head and self.is_present(head)
             scoring = self.target("head", head) if by_id else self.add("scoring", reduced)
@@ -306,17 +306,21 @@ def _row_blocks(head: Tensor | HostTensor, row: int) -> Iterable[tuple[int, npt.
         yield first, head.read_rows(first, min(_READ_ROWS, head.ne[1] - first))
 
 
-def _quick(head: HostTensor, backend: Backend) -> HostTensor:
-    """A copied head in the type that a CPU multiplies by soonest. It only chooses candidates,
-    whose scores come from the exact rows: as q4_0 a head of q8_0 left every acceptance as it was
-    and took half the time.
-    """
-    if backend.device.kind != "cpu" or head.type.name not in _LARGER_TYPES:
+def _choosing(head: HostTensor, backend: Backend) -> HostTensor:
+    """A copied head in the type that chooses candidates."""
+    wanted = choosing_type(head.type.name, head.ne[0])
+    if backend.device.kind != "cpu" or wanted == head.type.name:
         return head
-    if head.ne[0] % type_by_name("q4_0").block:
-        return head
-    rows = decode_rows(head.data.reshape(head.ne[1], -1), head.type.name, "output head")
-    return HostTensor.quantised(rows, "q4_0")
+    raw = head.data.reshape(head.ne[1], -1)
+    # A part at a time: all rows as numbers would take more memory than the drafter.
+    parts = [
+        HostTensor.quantised(
+            decode_rows(raw[first : first + _CHOOSING_ROWS], head.type.name, "output head"), wanted
+        )
+        for first in range(0, len(raw), _CHOOSING_ROWS)
+    ]
+    data = np.concatenate([part.data.reshape(-1) for part in parts])
+    return HostTensor(parts[0].type, head.ne, data)
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
