@@ -21,6 +21,8 @@ _RUNS = (
     ("native_random", "products", ("1", "6")),
     ("native_random", "attention", ("1", "6")),
     ("native_random", "lookups", ("1", "20")),
+    ("native_random", "top_k", ("1", "300")),
+    ("native_random", "rows_of_top_k", ("1", "20")),
 )
 
 pytestmark = [

@@ -1,8 +1,8 @@
 """Random products, attentions and decodes with the CPU kernels: do rows depend on their batch? And
-random lookups: do they find what those of Python find?
+random lookups and choices of the largest values: do they find what those of Python find?
 
-    python -m tests.support.native_random products|attention|lookups KERNELS LIBRARY_FOLDER SEED \
-        COUNT
+    python -m tests.support.native_random products|attention|lookups|top_k|rows_of_top_k KERNELS \
+        LIBRARY_FOLDER SEED COUNT
     python -m tests.support.native_random model TARGET SEED COUNT
 
 prints the cases that differ, as one JSON list of sentences that is empty when all is well.
@@ -25,6 +25,7 @@ from dspine.ggml import Backend, Graph, HostTensor, WeightStore, kernels, librar
 from dspine.ggml.tensor import Tensor
 from dspine.ggml.types import type_by_name
 from dspine.kernels.selftest import TYPES, product
+from tests.support import native_top_k
 from tests.support.native_lookups import random_differences
 
 Floats = npt.NDArray[np.float32]
@@ -40,6 +41,8 @@ def main(arguments: list[str]) -> int:
         found = list(models(Path(arguments[1]), rng, count))
     elif arguments[0] == "lookups":
         found = list(random_differences(ctypes.CDLL(arguments[1]), rng, count))
+    elif arguments[0] == "top_k":
+        found = list(native_top_k.differences(ctypes.CDLL(arguments[1]), rng, count))
     else:
         library.load(Path(arguments[2]))
         plug_in = kernels.install(Path(arguments[1]))
@@ -47,7 +50,11 @@ def main(arguments: list[str]) -> int:
             backends = [
                 stack.enter_context(Backend(n_threads=1 + index)) for index in range(MOST_THREADS)
             ]
-            cases = products if arguments[0] == "products" else attentions
+            cases = {
+                "products": products,
+                "attention": attentions,
+                "rows_of_top_k": native_top_k.operations,
+            }[arguments[0]]
             found = list(cases(plug_in, backends, rng, count))
     sys.stdout.write(json.dumps(found) + "\n")
     return 0

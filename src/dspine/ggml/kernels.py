@@ -83,6 +83,10 @@ class Kernels:
         """Compute attention from the next graph on, or leave it to ggml; for comparisons."""
         self.library.dspine_kernels_take_attention(int(on))
 
+    def take_top_k(self, on: bool) -> None:
+        """Choose largest values from the next graph on, or leave it to ggml; for comparisons."""
+        self.library.dspine_kernels_take_top_k(int(on))
+
 
 _installed: list[Kernels] = []
 """At most one: the library keeps pointers into the kernels until the process ends."""
@@ -179,6 +183,7 @@ def install(path: Path, family: str | None = None, *, attention: bool = True) ->
         operations["MUL_MAT"],
         operations["FLASH_ATTN_EXT"],
         operations["GET_ROWS"],
+        operations["TOP_K"],
         _PRODUCTS | (_ATTENTION if attention else 0),
     )
     if not handle:
@@ -220,9 +225,11 @@ def _open(path: Path) -> ctypes.CDLL:
     kernels.dspine_kernels_family.restype = ctypes.c_char_p
     kernels.dspine_kernels_install.restype = _VOID
     kernels.dspine_kernels_family.argtypes = [_INT]
-    kernels.dspine_kernels_install.argtypes = [ctypes.c_char_p] + [_VOID] * 5 + [_INT] * 4
+    kernels.dspine_kernels_install.argtypes = [ctypes.c_char_p] + [_VOID] * 5 + [_INT] * 5
     kernels.dspine_kernels_take_attention.restype = None
     kernels.dspine_kernels_take_attention.argtypes = [_INT]
+    kernels.dspine_kernels_take_top_k.restype = None
+    kernels.dspine_kernels_take_top_k.argtypes = [_INT]
     kernels.dspine_kernels_take_weight.restype = _INT
     kernels.dspine_kernels_take_weight.argtypes = [_INT, ctypes.c_int64]
     kernels.dspine_kernels_packed_bytes.restype = ctypes.c_size_t
@@ -270,7 +277,9 @@ def _operations(stock: ctypes.CDLL) -> dict[str, int]:
     missing = [name for name in wanted if name.encode() not in names]
     if missing:
         raise LibraryError(f"this ggml library has no operation {missing[0]}")
-    return {name: names.index(name.encode()) for name in wanted}
+    found = {name: names.index(name.encode()) for name in wanted}
+    # A library may do without it: the kernels then never take it over.
+    return {**found, "TOP_K": names.index(b"TOP_K") if b"TOP_K" in names else -1}
 
 
 def _cpu_device() -> int:

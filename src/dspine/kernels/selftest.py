@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> int:
                     check_product(backend, found, type_name)
                     check_lookup(backend, found, type_name)
             check_attention(backend, found)
+            check_top_k(backend, found)
         verdict = _against_ggml(family, note, found) if wanted == ANY else Verdict(family)
     except DspineError as error:
         sys.stdout.write(f"{error}\n")
@@ -186,6 +187,28 @@ def attention(
             graph.set(masked, mask)
         graph.compute()
         return graph.get(result).reshape(q.shape[1], q.shape[0], v.shape[-1])
+
+
+def check_top_k(backend: Backend, found: kernels.Kernels) -> None:
+    """The largest values of several rows are those that ggml chooses."""
+    values = np.random.default_rng(4).standard_normal((3, 1000), dtype=np.float32)
+    found.take_top_k(False)
+    stock = top_k(backend, values, 32)
+    found.take_top_k(True)
+    # In another order: ggml's own is none.
+    if not np.array_equal(np.sort(top_k(backend, values, 32)), np.sort(stock)):
+        raise MismatchError("top k: other values are chosen than by ggml")
+
+
+def top_k(backend: Backend, values: Floats, k: int) -> npt.NDArray[np.int32]:
+    """Indices of the k largest of each row (rows, count): (rows, k)."""
+    with Graph(backend) as graph:
+        rows = graph.input("values", "f32", values.shape[::-1])
+        result = graph.output(graph.top_k(rows, k), "result")
+        graph.allocate()
+        graph.set(rows, values)
+        graph.compute()
+        return graph.get(result).reshape(-1, k)
 
 
 def _compare(what: str, ours: Floats, stock: Floats, tolerance: float) -> None:

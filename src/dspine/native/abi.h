@@ -11,7 +11,7 @@ namespace dspine {
 constexpr int kDims = 4;
 
 enum Type : int {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30,
+    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, I32 = 26, BF16 = 30,
 };
 
 struct Buffer;

@@ -10,6 +10,7 @@
 #include "memory.h"
 #include "packing.h"
 #include "product.h"
+#include "top_k.h"
 
 namespace dspine {
 
@@ -27,6 +28,7 @@ struct Host {
     int     op_mul_mat;
     int     op_attention;
     int     op_get_rows;
+    int     op_top_k;  // negative where the library has no such operation
 };
 
 struct State {
@@ -35,7 +37,7 @@ struct State {
     std::map<int, std::unique_ptr<Product>> products;  // by weight type
     std::map<int, std::unique_ptr<Lookup>>  lookups;
     BufferType                              type;
-    bool                                    products_on, attention_on;
+    bool                                    products_on, attention_on, top_k_on;
 };
 
 State * g_state = nullptr;  // made once, never freed: the library keeps pointers into it
@@ -179,6 +181,8 @@ bool takes_lookup(const Tensor * op) {
            index->ne[1] == 1 && index->ne[2] == 1 && is_host_memory(index);
 }
 
+bool takes_top_k(const Tensor * op) { return TopK::takes(op) && is_host_memory(op->src[0]) && is_host_memory(op); }
+
 class AttentionOperation : public Operation {
   public:
     bool work_size(int threads, const Tensor * op, size_t & size) override {
@@ -220,6 +224,10 @@ class Kernels : public ExtraBufferType {
             static AttentionOperation attention;
             return &attention;
         }
+        if (op->op == g_state->host.op_top_k && g_state->top_k_on && takes_top_k(op)) {
+            static TopK top_k;
+            return &top_k;
+        }
         return nullptr;
     }
 };
@@ -241,7 +249,7 @@ DSPINE_API const char * dspine_kernels_family(int index) {
 // name, `flags` 1 = products, 2 = attention.
 DSPINE_API void * dspine_kernels_install(const char * key, void * extra_types, void * buffer_init, void * barrier,
                                          void * type_traits, void * cpu_device, int op_mul_mat, int op_attention,
-                                         int op_get_rows, int flags) {
+                                         int op_get_rows, int op_top_k, int flags) {
     using namespace dspine;
     if (g_state != nullptr) {
         return &g_state->type;
@@ -254,10 +262,11 @@ DSPINE_API void * dspine_kernels_install(const char * key, void * extra_types, v
     auto state = std::make_unique<State>();
     state->host = {&list(), reinterpret_cast<Buffer * (*)(BufferType *, BufferCalls, void *, size_t)>(buffer_init),
                    reinterpret_cast<Barrier>(barrier), cpu_device, reinterpret_cast<const FileType * (*)(int)>(type_traits),
-                   op_mul_mat, op_attention, op_get_rows};
+                   op_mul_mat, op_attention, op_get_rows, op_top_k};
     state->family       = family;
     state->products_on  = (flags & 1) != 0;
     state->attention_on = (flags & 2) != 0 && family->attention != nullptr;
+    state->top_k_on     = true;
     for (int i = 0; i < family->count; i++) {
         const Kernel & kernel = family->kernels[i];
         state->products.emplace(kernel.type, std::make_unique<Product>(kernel, state->host.barrier));
@@ -311,6 +320,13 @@ DSPINE_API void dspine_kernels_expect(size_t bytes) {
 DSPINE_API void dspine_kernels_take_attention(int on) {
     if (dspine::g_state != nullptr) {
         dspine::g_state->attention_on = on != 0 && dspine::g_state->family->attention != nullptr;
+    }
+}
+
+// Takes over the choice of the largest values from the next graph on, or leaves it to ggml; for comparisons.
+DSPINE_API void dspine_kernels_take_top_k(int on) {
+    if (dspine::g_state != nullptr) {
+        dspine::g_state->top_k_on = on != 0;
     }
 }
 
