@@ -48,7 +48,7 @@ def test_rows_are_timed_at_their_depth_and_the_memory_is_left_empty(clock: Clock
         def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
             super().decode(tokens, position, "all")
             self.turn += 1
-            disturbed = 0.050 if self.turn % 5 == 0 else 0.0
+            disturbed = 0.050 if self.turn % 7 == 0 else 0.0
             clock.now += 0.010 + 0.002 * len(tokens) + disturbed
 
     target = Timed(mixing(50, 1), 50, n_ctx=60, n_batch=16)
@@ -72,10 +72,29 @@ def test_a_disturbance_hits_both_attention_settings(clock: Clock) -> None:
 
     targets = {flash: Disturbed(mixing(50, 1), 50, n_ctx=60, n_batch=16) for flash in (True, False)}
     timing = time_rows(targets, [7] * 60, (1, 2, 4), depth=16, repeats=6)
-    assert decodes == 19, "two for the depth, all once, one row twice, then what is in doubt"
+    assert decodes == 26, "two for the depth; each timed after one of as many rows, but long ones"
     assert list(timing.ms) == [False, True]
     assert timing.ms[False] == pytest.approx({1: 10.0, 2: 20.0, 4: 40.0})
     assert timing.ms[True] == pytest.approx(timing.ms[False])
+
+
+def test_a_decode_is_timed_after_one_of_as_many_rows(clock: Clock) -> None:
+    """The library builds its graph anew where they differ; next to a long decode that is little."""
+
+    class Rebuilding(FakeTarget):
+        rows = 0
+
+        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+            super().decode(tokens, position, "all")
+            clock.now += 0.001 * (len(tokens) != self.rows) + 0.012 * len(tokens)
+            self.rows = len(tokens)
+
+    target = Rebuilding(mixing(50, 1), 50, n_ctx=60, n_batch=16)
+    timing = time_rows({False: target}, [7] * 60, (1, 2, 4), depth=16)
+    assert timing.ms[False] == pytest.approx({1: 12.0, 2: 24.0, 4: 49.0})
+    threads: list[int] = []
+    calibrate.choose_threads(target, threads.append, (2, 1), [7] * 20, repeats=1)
+    assert [len(tokens) for _, tokens in target.decoded][-6:] == [1, 1, 4, 1, 1, 4]
 
 
 class Slow(FakeTarget):

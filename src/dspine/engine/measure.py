@@ -99,6 +99,7 @@ def key_of(model: Model, drafter: Path | None, conditions: Conditions) -> dict[s
         "extra_buffers": model.use_extra_buffers,
         "flash_attention": conditions.flash_attention,
         "rows": conditions.most_rows,
+        "decodes": "after one of as many rows",
     }
 
 
