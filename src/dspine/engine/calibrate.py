@@ -164,12 +164,7 @@ def choose_threads(
         for threads in candidates:
             set_threads(threads)
             for count in (1, 4):
-
-                def decode(count: int = count) -> None:
-                    target.decode(rows[:count], len(context), "all")
-                    target.wait()
-
-                spent = _steady(decode, target.restore)
+                spent = _decode_ms(target, rows[:count], len(context), target.wait)
                 times.setdefault((threads, count), []).append(spent)
     target.clear()
     most = max(candidates)
@@ -297,12 +292,8 @@ def _time_after(
     def once(case: tuple[int, bool]) -> float:
         count, flash = case
         target = targets[flash]
-
-        def decode() -> None:
-            target.decode(tokens[depth : depth + count], depth, "all")
-            finish(target, count)
-
-        return _steady(decode, target.restore)
+        rows = tokens[depth : depth + count]
+        return _decode_ms(target, rows, depth, lambda: finish(target, count))
 
     cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
     times = _take_turns(once, cases, len(targets), repeats, budget_ms)
@@ -313,14 +304,17 @@ def _time_after(
     return RowTiming(best, spread(times, len(cases)))
 
 
-def _steady(decode: Callable[[], None], undo: Callable[[], object]) -> float:
-    """Milliseconds of a decode that follows one of as many rows, as most do."""
+def _decode_ms(
+    target: Target, rows: Sequence[int], position: int, finish: Callable[[], None]
+) -> float:
+    """Milliseconds of a decode that follows one of as many rows, as most do; it is taken back."""
     spent = 0.0
     for _ in range(2):
         started = perf_counter()
-        decode()
+        target.decode(rows, position, "all")
+        finish()
         spent = (perf_counter() - started) * 1000.0
-        undo()
+        target.restore()
         if spent > LONG_MS:
             break
     return spent

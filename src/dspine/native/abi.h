@@ -35,6 +35,14 @@ struct Tensor {
 };
 static_assert(sizeof(Tensor) == 336, "ggml 0.25 stores tensors in 336 bytes");
 
+// Rows of all matrices of a tensor, and where one of them begins.
+static inline int64_t row_count(const Tensor * t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
+
+static inline void * row_of(const Tensor * t, int64_t row) {
+    const int64_t i1 = row % t->ne[1], i2 = row / t->ne[1] % t->ne[2], i3 = row / (t->ne[1] * t->ne[2]);
+    return static_cast<char *>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3];
+}
+
 // Arguments of an operation: this thread's index, the number of threads, the work buffer they share.
 struct Params {
     int    ith, nth;

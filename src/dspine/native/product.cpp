@@ -16,14 +16,6 @@ constexpr size_t  kAlign    = 64;
 // Weights that a thread fetches before it prepares inputs.
 constexpr size_t kFirstBytes = 8192;
 
-int64_t row_count(const Tensor * x) { return x->ne[1] * x->ne[2] * x->ne[3]; }
-
-const float * row_of(const Tensor * x, int64_t row) {
-    const int64_t i1 = row % x->ne[1], i2 = row / x->ne[1] % x->ne[2], i3 = row / (x->ne[1] * x->ne[2]);
-    return reinterpret_cast<const float *>(static_cast<const char *>(x->data) + i1 * x->nb[1] + i2 * x->nb[2] +
-                                           i3 * x->nb[3]);
-}
-
 // Outputs [first, first + count) of one panel that is not used from its start.
 void multiply_part(const Kernel & kernel, const uint8_t * panel, int64_t inputs, const uint8_t * prepared, size_t step,
                    int64_t rows, int first, int count, float * result, size_t result_step) {
@@ -73,11 +65,11 @@ bool Product::compute(Params * params, Tensor * op) {
     if (rows <= kOwnRows) {
         prepared += step * size_t(rows) * size_t(params->ith);
         for (int64_t row = 0; row < rows; row++) {
-            kernel_.prepare(row_of(x, row), inputs, prepared + row * step);
+            kernel_.prepare(static_cast<const float *>(row_of(x, row)), inputs, prepared + row * step);
         }
     } else {
         for (int64_t row = params->ith; row < rows; row += params->nth) {
-            kernel_.prepare(row_of(x, row), inputs, prepared + row * step);
+            kernel_.prepare(static_cast<const float *>(row_of(x, row)), inputs, prepared + row * step);
         }
         barrier_(params->pool);
     }

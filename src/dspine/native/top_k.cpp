@@ -25,18 +25,10 @@ bool TopK::work_size(int, const Tensor *, size_t & size) {
 
 bool TopK::compute(Params * params, Tensor * op) {
     const Tensor * values = op->src[0];
-    const int64_t  rows   = op->ne[1] * op->ne[2] * op->ne[3];
+    const int64_t  rows   = row_count(op);
     for (int64_t row = params->ith; row < rows; row += params->nth) {
-        const size_t at[] = {size_t(row % op->ne[1]), size_t(row / op->ne[1] % op->ne[2]),
-                             size_t(row / (op->ne[1] * op->ne[2]))};
-        const char * from = static_cast<const char *>(values->data);
-        char *       to   = static_cast<char *>(op->data);
-        for (int i = 1; i < kDims; i++) {
-            from += at[i - 1] * values->nb[i];
-            to += at[i - 1] * op->nb[i];
-        }
-        avx2_choose_largest(reinterpret_cast<const float *>(from), values->ne[0], int(op->ne[0]),
-                            reinterpret_cast<int32_t *>(to));
+        avx2_choose_largest(static_cast<const float *>(row_of(values, row)), values->ne[0], int(op->ne[0]),
+                            static_cast<int32_t *>(row_of(op, row)));
     }
     return true;
 }

@@ -148,8 +148,8 @@ def plan_memory(
         entry = TABLE_ENTRY_BYTES + (HASHED_ENTRY_BYTES if setup.kernels == "dspine" else 0)
         items.append(Item("n-gram table", "cpu", drafter.table_entries * entry))
         # The head's rows lie there as the target has them while they are made coarser.
-        copies = (_reduced_head(target, drafter, device) for device in ("cpu", "gpu"))
-        loading = drafter.file_bytes + sum(copies)
+        types = {_head(target).type_name, _kept_head_type(target, setup)}
+        loading = drafter.file_bytes + sum(_reduced_head(target, drafter, kind) for kind in types)
     tokenizer = target.vocabulary * TOKEN_BYTES + target.merges * MERGE_BYTES
     items.append(Item("program and tokenizer", "cpu", PROGRAM_BYTES + tokenizer))
     if setup.n_gpu_layers and setup.reserve_bytes:
@@ -299,7 +299,7 @@ def _drafter(
         packed = packed_bytes(weight.type_name, weight.ne) if packs and is_product(weight) else None
         size += weight.n_bytes if packed is None else packed
     choices = config.draft_vocab_size or config.vocab_size
-    size += _reduced_head(target, drafter, device)
+    size += _reduced_head(target, drafter, _kept_head_type(target, setup))
     if setup.n_gpu_layers:
         elsewhere = config.draft_vocab_size is None
     else:
@@ -320,12 +320,18 @@ def _head(target: Geometry) -> Weight:
     return named.get("output.weight") or named["token_embd.weight"]
 
 
-def _reduced_head(target: Geometry, drafter: DrafterGeometry, device: Device) -> int:
+def _kept_head_type(target: Geometry, setup: Setup) -> str:
+    """Of a copy of the head's rows, once it is loaded."""
+    head = _head(target)
+    if setup.drafter_on_gpu:
+        return head.type_name
+    return choosing_type(head.type_name, head.ne[0])
+
+
+def _reduced_head(target: Geometry, drafter: DrafterGeometry, type_name: str) -> int:
     """A copy of the head's rows for a reduced vocabulary; 0 with the full one."""
-    rows, head = drafter.config.draft_vocab_size, _head(target)
-    row, kind = head.ne[0], head.type_name
-    kept = choosing_type(kind, row) if device == "cpu" else kind
-    return 0 if rows is None else type_by_name(kept).row_bytes(row) * rows
+    rows = drafter.config.draft_vocab_size
+    return 0 if rows is None else type_by_name(type_name).row_bytes(_head(target).ne[0]) * rows
 
 
 def _measuring(target: Geometry, drafter: DrafterGeometry | None, setup: Setup, n_ctx: int) -> int:
