@@ -81,6 +81,7 @@ def fit_options(options: Options) -> FitOptions:
         refinement_weight=options.real("refinement_weight"),
         injection=not options.switch("no_injection"),
         seed=options.number("seed"),
+        precision=options.choice("precision"),
         threads=options.positive("threads"),
         checkpoint_minutes=options.real("checkpoint_minutes"),
         evaluate_minutes=options.real("evaluate_minutes"),

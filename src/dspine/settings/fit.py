@@ -394,6 +394,17 @@ FIT_SETTINGS: tuple[Setting, ...] = (
         commands=("train fit",),
     ),
     Setting(
+        name="precision",
+        flags=("--precision",),
+        kind="choice",
+        choices=("auto", "f32", "bf16"),
+        default="auto",
+        group="Training",
+        help="Number format of the matrix products; auto takes bf16 where the processor has matrix "
+        "units for it.",
+        commands=("train fit",),
+    ),
+    Setting(
         name="no_injection",
         flags=("--no-injection",),
         kind="switch",

@@ -48,7 +48,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        # Products may come in bf16; norms are made in float32.
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

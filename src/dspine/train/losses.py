@@ -155,7 +155,7 @@ def _with_candidates(
     """Add the terms of `scores` (R, K) of the candidates given the true predecessor, and of the
     alignment `distance` (R,) where there is one."""
     refine_ce, refine_l1 = refinement_loss(
-        scores,
+        scores.float(),
         backbone.candidates,
         slots.label,
         slots.teacher_rows,

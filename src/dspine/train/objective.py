@@ -9,7 +9,7 @@ gradient flows through the norm of the state that scales a write.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ class DraftHead:
         lookup = torch.full((head.shape[0],), -1, dtype=torch.long)
         lookup[draft_vocab] = torch.arange(len(draft_vocab))
         return cls(head[draft_vocab].contiguous(), draft_vocab, lookup)
+
+    def to(self, dtype: torch.dtype) -> DraftHead:
+        """The same head with its weights in another number format."""
+        return replace(self, weight=self.weight.to(dtype))
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Head rows of target ids, -1 where the draft vocabulary lacks them."""
@@ -91,7 +95,7 @@ class _BackboneLoss(torch.autograd.Function):
     """Head product, CE, L1 and top-K in one pass; the gradient is made on the way.
 
     The head is frozen, so the gradient of the hidden rows is all that is needed and no logits
-    have to be kept.
+    have to be kept. Products are made in the format of the head, everything else in float32.
     """
 
     @staticmethod
@@ -111,7 +115,7 @@ class _BackboneLoss(torch.autograd.Function):
         for first in range(0, hidden.shape[0], _ROWS):
             part = slice(first, first + _ROWS)
             w = weight[part, None]
-            logits = hidden[part] @ head.T
+            logits = (hidden[part].to(head.dtype) @ head.T).float()
             top = grouped_topk(logits, top_k)
             known = label[part, None] >= 0
             at = label[part, None].clamp_min(0)
@@ -137,7 +141,7 @@ class _BackboneLoss(torch.autograd.Function):
             p.mul_((w_ce + w_l1 * (1 - mean_sign)) / total)
             p.scatter_add_(1, rows, w_l1 * p_t * (sign - 1))
             p.scatter_add_(1, at, -w_ce)
-            grad[part] = p @ head
+            grad[part] = p.to(head.dtype) @ head
             ces.append(ce[:, 0])
             l1s.append(l1[:, 0])
             tops.append(top)

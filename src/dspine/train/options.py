@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dspine.errors import UsageError
+from dspine.train.precision import PRECISIONS
 from dspine.train.schedules import LossSchedule
 from dspine.train.target import KINDS
 
@@ -80,6 +81,9 @@ class FitOptions:
     injection: bool = True
     """False keeps DSpine's writes at zero, for comparison: a causal DFlash in DSpine's form."""
     seed: int = 42
+    precision: str = "auto"
+    """Number format of the products: f32, bf16, or auto, which is bf16 where the processor has
+    matrix units for it and otherwise f32. A run that goes on with auto keeps what it began with."""
     threads: int | None = None
     checkpoint_minutes: float = 5.0
     evaluate_minutes: float = 10.0
@@ -112,6 +116,10 @@ class FitOptions:
             )
         if self.geometry.kind not in KINDS:
             raise UsageError(f"kind is {self.geometry.kind!r}: choose one of {', '.join(KINDS)}")
+        if self.precision not in PRECISIONS:
+            raise UsageError(
+                f"precision is {self.precision!r}: choose one of {', '.join(PRECISIONS)}"
+            )
         if not self.injection and self.geometry.kind != "dspine":
             raise UsageError(
                 f"a drafter of kind {self.geometry.kind} has no injection that could be left out: "

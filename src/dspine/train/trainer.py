@@ -31,6 +31,7 @@ from dspine.train.kinds import TeacherForcing, build, restore_frozen, train_loss
 from dspine.train.module import DSpineModule
 from dspine.train.objective import DraftHead, Losses, StepWeights
 from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
+from dspine.train.precision import head_for, products, resolve
 from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
 from dspine.train.setup import (
@@ -115,6 +116,9 @@ class _Run:
         self.pair = replace(self.pair, thinking=thinking)
         vocab = None if self.draft_vocab is None else torch.tensor(self.draft_vocab)
         self.head = DraftHead.build(target.head, vocab)
+        # What is recorded is what was computed. Evaluation takes the float32 head.
+        self.options = replace(self.options, precision=resolve(self.options.precision))
+        self.training_head = head_for(self.options.precision, self.head)
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -133,6 +137,9 @@ class _Run:
 
     def _resume(self, checkpoint: Path, target: Target) -> None:
         state = checkpoints.load_state(checkpoint)
+        if self.options.precision == "auto":
+            began_with = state.get("precision", "f32")
+            self.options = replace(self.options, precision=began_with)
         if differences := geometry_differences(state["config"], self.config):
             raise TrainingError(
                 f"{self.folder} holds a run of another drafter geometry ({differences}): use its "
@@ -170,6 +177,7 @@ class _Run:
             "elapsed": self.elapsed,
             "anchors_seen": self.anchors_seen,
             "generator": torch.get_rng_state(),
+            "precision": self.options.precision,
         }
 
     # --- progress ------------------------------------------------------------------------------
@@ -245,20 +253,21 @@ class _Run:
         width = widths[self.step % len(widths)] if widths else None
         batch = make_batch(self.sampler.next(self.step), self.config, width)
         schedule, injected = options.loss_schedule, options.injection
-        losses = train_losses(
-            self.module,
-            self.embedding,
-            self.head,
-            batch,
-            StepWeights(
-                ce_share=schedule.ce_share(progress),
-                beta=schedule.beta(self.step) if injected else 0.0,
-                gamma=options.gamma,
-                mass_threshold=options.mass_threshold,
-                refinement=options.refinement_weight if injected else 0.0,
-            ),
-            TeacherForcing(schedule.replacement(progress), options.replacement_layers),
-        )
+        with products(options.precision):
+            losses = train_losses(
+                self.module,
+                self.embedding,
+                self.training_head,
+                batch,
+                StepWeights(
+                    ce_share=schedule.ce_share(progress),
+                    beta=schedule.beta(self.step) if injected else 0.0,
+                    gamma=options.gamma,
+                    mass_threshold=options.mass_threshold,
+                    refinement=options.refinement_weight if injected else 0.0,
+                ),
+                TeacherForcing(schedule.replacement(progress), options.replacement_layers),
+            )
         if not bool(torch.isfinite(losses.total)):
             raise TrainingError(
                 f"the loss is not a number at step {self.step}: lower the learning rate and "

@@ -1,0 +1,40 @@
+"""The number format of the products in training.
+
+Weights, optimiser, norms, softmax and losses are float32 in either; bf16 rounds what goes into and
+comes out of matrix products, which processors with bf16 matrix units multiply several times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from dspine.machine import cpu_flags
+from dspine.train.objective import DraftHead
+
+PRECISIONS = ("auto", "f32", "bf16")
+_UNITS = "amx_bf16"
+
+
+def resolve(precision: str, flags: Collection[str] | None = None) -> str:
+    """f32 or bf16: what `precision` means on a processor with these flags, or on this one.
+
+    auto is bf16 only with matrix units: without them bf16 products are slower than float32 ones.
+    """
+    if precision != "auto":
+        return precision
+    return "bf16" if _UNITS in (cpu_flags() if flags is None else flags) else "f32"
+
+
+def products(precision: str) -> torch.autocast:
+    """A context in which the products of a forward pass, and later of its gradient, are made so.
+
+    `precision` is f32 or bf16.
+    """
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def head_for(precision: str, head: DraftHead) -> DraftHead:
+    """The frozen head in the format of its products, so that no step has to convert it."""
+    return head.to(torch.bfloat16) if precision == "bf16" else head
