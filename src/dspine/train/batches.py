@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -62,11 +63,16 @@ def eligible_anchors(loss_mask: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def make_batch(
-    pieces: Sequence[Piece], config: DrafterConfig, width: int | None = None
+    pieces: Sequence[Piece],
+    config: DrafterConfig,
+    width: int | None = None,
+    row_multiple: int = 1,
 ) -> StepBatch:
     """Gather the rows that the chosen blocks need; context outside every window is left out.
 
     `width` None means whole blocks; less takes the prefix of each block, which is a block itself.
+    The context rows of each piece are filled up to a multiple of `row_multiple` with rows of zeros
+    at positions that no block sees.
     """
     slots = (width or config.block_size) - 1
     window = config.context_window
@@ -84,7 +90,10 @@ def make_batch(
         at = np.sort(piece.anchors)
         first = 0 if window is None else max(0, int(at[0]) - window + 1)
         last = int(at[-1])
-        features.append(piece.shard.features_tensor()[rows.start + first : rows.start + last])
+        known = piece.shard.features_tensor()[rows.start + first : rows.start + last]
+        padding = -(last - first) % row_multiple
+        features.append(F.pad(known, (0, 0, 0, padding)) if padding else known)
+        last += padding
         positions.append(np.arange(first, last))
         views.append(
             SequenceView(

@@ -29,9 +29,8 @@ from dspine.train.objective import (
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """The R supervised slots of a step in one row each."""
+    """The R slots of a step in one row each. Those without supervision weigh nothing."""
 
-    keep: Tensor
     weight: Tensor
     scale: Tensor
     """Sum of the weights."""
@@ -44,10 +43,6 @@ class _Slots:
     previous: Tensor
     """Target ids of the true predecessors."""
     hidden: Tensor
-
-    def pick(self, x: Tensor) -> Tensor:
-        """From (A, B - 1, ...) to (R, ...)."""
-        return x.flatten(0, 1)[self.keep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +89,34 @@ def dspine_losses(
     if weights.refinement == 0 and weights.beta == 0:
         return _summary(slots, backbone, backbone.total)
     z = module.refine(
-        slots.pick(output.last_state), slots.pick(output.last_feature), module.code(slots.previous)
+        output.last_state.flatten(0, 1),
+        output.last_feature.flatten(0, 1),
+        module.code(slots.previous),
     )
     scores = (F.embedding(backbone.candidates, head.weight) @ z[:, :, None])[..., 0]
     code = F.embedding(slots.labels, module.transfer_codes)
     distance = torch.zeros_like(slots.weight)
     for layer, state in enumerate(output.states):
-        feature = module.injection.feature(layer, slots.pick(state))
+        feature = module.injection.feature(layer, state.flatten(0, 1))
         distance = distance + alignment_distance(feature, code)
     return _with_candidates(slots, backbone, scores, weights, distance)
 
 
 def _slots(output: BlockOutput, batch: StepBatch, head: DraftHead, gamma: float) -> _Slots:
     weight = slot_weights(batch.labels.shape[1] + 1, gamma)[None] * batch.supervised
-    keep = weight.flatten().nonzero()[:, 0]
-    weight = weight.flatten()[keep]
-
-    def pick(x: Tensor) -> Tensor:
-        return x.flatten(0, 1)[keep]
-
-    labels = pick(batch.labels)
+    labels = batch.labels.flatten()
     # Teacher entries without mass are padding and would all name token 0.
-    teacher_probs = pick(batch.teacher_probs)
-    teacher_rows = head.rows(pick(batch.teacher_ids)).masked_fill(teacher_probs <= 0, -1)
+    teacher_probs = batch.teacher_probs.flatten(0, 1)
+    teacher_rows = head.rows(batch.teacher_ids.flatten(0, 1)).masked_fill(teacher_probs <= 0, -1)
     return _Slots(
-        keep=keep,
-        weight=weight,
+        weight=weight.flatten(),
         scale=weight.sum(),
         labels=labels,
         label=head.rows(labels),
         teacher_rows=teacher_rows,
         teacher_probs=teacher_probs * (teacher_rows >= 0),
-        previous=pick(torch.cat([batch.anchors[:, None], batch.labels[:, :-1]], dim=1)),
-        hidden=pick(output.hidden),
+        previous=torch.cat([batch.anchors[:, None], batch.labels[:, :-1]], dim=1).flatten(),
+        hidden=output.hidden.flatten(0, 1),
     )
 
 

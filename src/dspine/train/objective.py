@@ -1,6 +1,6 @@
 """The terms of the training objectives: cross-entropy, L1, refinement and alignment over slots.
 
-R below counts supervised slots of a step, D rows of the draft head, K candidates, T teacher
+R below counts slots of a step, D rows of the draft head, K candidates, T teacher
 entries. Choices that the publication leaves open: a label outside the draft vocabulary drops its
 cross-entropy while the block goes on; teacher mass outside the stored entries or outside the
 draft vocabulary is ignored (a constant of L1); alignment counts teacher-replaced blocks as well;

@@ -31,7 +31,7 @@ from dspine.train.kinds import TeacherForcing, build, restore_frozen, train_loss
 from dspine.train.module import DSpineModule
 from dspine.train.objective import DraftHead, Losses, StepWeights
 from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
-from dspine.train.precision import head_for, products, resolve
+from dspine.train.precision import head_for, products, resolve, row_multiple
 from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
 from dspine.train.setup import (
@@ -251,7 +251,8 @@ class _Run:
             group["lr"] = rate
         widths = options.block_widths
         width = widths[self.step % len(widths)] if widths else None
-        batch = make_batch(self.sampler.next(self.step), self.config, width)
+        pieces = self.sampler.next(self.step)
+        batch = make_batch(pieces, self.config, width, row_multiple(options.precision))
         schedule, injected = options.loss_schedule, options.injection
         with products(options.precision):
             losses = train_losses(
