@@ -12,7 +12,8 @@ import torch
 from dspine.files.dtypes import bf16_from_float32
 from dspine.files.pairing import describe_target
 from dspine.files.schema import DSpineConfig, tensor_specs
-from dspine.train.backbone import SequenceView, block_embedding
+from dspine.train.attend import SequenceView
+from dspine.train.backbone import block_embedding
 from dspine.train.module import DSpineModule, DSpineOutput
 from dspine.train.shards import ShardWriter
 from tests.support.tiny_drafter import TinyPair

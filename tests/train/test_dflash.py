@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dspine.files.schema import DFlash2Config, DFlashConfig, tensor_specs
-from dspine.train.backbone import BlockOutput, SequenceView, block_bias, block_embedding
+from dspine.train.attend import SequenceView
+from dspine.train.backbone import BlockOutput, block_bias, block_embedding
 from dspine.train.chain import expected_chain, walk_chain
 from dspine.train.dflash import CandidateSelector, DFlash2Module, DFlashModule, DynamicConv
 from dspine.train.kinds import build

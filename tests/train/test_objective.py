@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dspine.train.backbone import SequenceView
+from dspine.train.attend import SequenceView
 from dspine.train.batches import StepBatch
 from dspine.train.kinds import TeacherForcing, train_losses
 from dspine.train.losses import dspine_losses

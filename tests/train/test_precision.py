@@ -91,7 +91,7 @@ def one_step(data: Path, geometry: Geometry, name: str) -> tuple[float, torch.Te
         found = train_losses(
             module,
             target.embedding,
-            precision.head_for(name, head),
+            head.to(precision.FORMATS[name]),
             make_batch(sampler.next(0), config),
             StepWeights(ce_share=0.5, beta=0.3, gamma=4.0),
             TeacherForcing(0.5, 1),

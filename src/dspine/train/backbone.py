@@ -9,26 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspine.files.schema import DrafterConfig
+from dspine.train.attend import SequenceView, attend
+from dspine.train.precision import product_dtype
 
 LayerKV = tuple[Tensor, Tensor]
 """Context keys (rotated) and values of one layer, each (G, n, head_dim) for one sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceView:
-    """One sequence of a step: context rows [start, end), blocks [first, last)."""
-
-    start: int
-    end: int
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +29,28 @@ class BlockOutput:
 
     hidden: Tensor
     """(A, B - 1, H): slots 1 ... B - 1."""
+
+
+class _ScaledRows(torch.autograd.Function):
+    """RMS normalisation of float32 rows with fewer passes over them than separate operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = (length.square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, weight, scale)
+        out: Tensor = (x * scale).mul_(weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,) = grads
+        x, weight, scale = ctx.saved_tensors
+        unit = x * scale
+        both = grad * unit
+        along = (both @ weight)[..., None] / -x.shape[-1]
+        back = (grad * weight).addcmul_(unit, along).mul_(scale)
+        return back, both.flatten(0, -2).sum(dim=0), None
 
 
 class RMSNorm(nn.Module):
@@ -49,7 +63,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Products may come in bf16; norms are made in float32.
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
+        out: Tensor = _ScaledRows.apply(x.float(), self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return out
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -61,10 +76,32 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tenso
     return angle.cos(), angle.sin()
 
 
+class _Rotation(torch.autograd.Function):
+    """Half-split rotary of x; its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grads[0], cos, sin, -1), None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    out = x * cos
+    half = x.shape[-1] // 2
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-direction)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
+    return out
+
+
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the last dimension of x; cos and sin broadcast against it."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    out: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return out
 
 
 def context_bias(
@@ -117,9 +154,9 @@ class Attention(nn.Module):
         """Keys and values (G, N, head_dim) of context rows (N, H); cos, sin (N, head_dim)."""
         shape = (context.shape[0], self.kv_heads, self.head_dim)
         k = self.k_norm(self.k_proj(context).view(shape))
-        k = apply_rotary(k, cos[:, None], sin[:, None])
+        k = apply_rotary(k, cos[:, None], sin[:, None]).to(product_dtype())
         v = self.v_proj(context).view(shape)
-        return k.transpose(0, 1), v.transpose(0, 1)
+        return k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
 
     def forward(
         self,
@@ -137,28 +174,26 @@ class Attention(nn.Module):
         rows = width - first_slot
         q = self.q_proj(x[:, first_slot:]).view(blocks, rows, groups * heads, d)
         k = self.k_proj(x).view(blocks, width, groups, d)
-        v = self.v_proj(x).view(blocks, width, groups, d).permute(0, 2, 1, 3)
+        v = self.v_proj(x).view(blocks, width, groups, d).permute(2, 0, 1, 3).contiguous()
         q = apply_rotary(self.q_norm(q), cos[:, first_slot:, None], sin[:, first_slot:, None])
-        k = apply_rotary(self.k_norm(k), cos[:, :, None], sin[:, :, None]).permute(0, 2, 1, 3)
-        # (A, G, rows * heads, d): the heads of one group share keys, so they are just more rows.
-        q = (q * d**-0.5).view(blocks, rows, groups, heads, d).permute(0, 2, 1, 3, 4)
-        q = q.reshape(blocks, groups, rows * heads, d)
+        k = apply_rotary(self.k_norm(k), cos[:, :, None], sin[:, :, None])
+        k = k.to(product_dtype()).permute(2, 0, 1, 3).contiguous()
+        # (G, A, rows * heads, d): the heads of one group share keys, so they are just more rows.
+        q = (q * d**-0.5).to(k.dtype).view(blocks, rows, groups, heads, d).permute(2, 0, 1, 3, 4)
+        q = q.reshape(groups, blocks, rows * heads, d)
         own_bias = block_bias(width, self.window, x.device, causal=self.causal)[first_slot:]
-        own = q @ k.transpose(-1, -2) + own_bias.repeat_interleave(heads, 0)
-        mixed = []
-        for view, bias in zip(views, biases, strict=True):
-            n, a = view.end - view.start, view.last - view.first
-            keys = context[0][:, view.start : view.end]
-            values = context[1][:, view.start : view.end]
-            queries = q[view.first : view.last].transpose(0, 1).reshape(groups, -1, d)
-            seen = bias if bias.shape[1] == 1 else bias[:, first_slot:].repeat_interleave(heads, 1)
-            far = (queries @ keys.transpose(-1, -2)).view(groups, a, rows * heads, n) + seen
-            near = own[view.first : view.last].transpose(0, 1)
-            weight = torch.softmax(torch.cat([far, near], dim=-1), dim=-1)
-            out = (weight[..., :n].reshape(groups, -1, n) @ values).view(groups, a, rows * heads, d)
-            out = out + weight[..., n:] @ v[view.first : view.last].transpose(0, 1)
-            mixed.append(out)
-        y = torch.cat(mixed, dim=1).view(groups, blocks, rows, heads, d)
+        seen = [
+            b if b.shape[1] == 1 else b[:, first_slot:].repeat_interleave(heads, 1) for b in biases
+        ]
+        y = attend(
+            q,
+            context,
+            (k, v),
+            views,
+            seen,
+            own_bias.repeat_interleave(heads, 0),
+        )
+        y = y.view(groups, blocks, rows, heads, d)
         result: Tensor = self.o_proj(y.permute(1, 2, 0, 3, 4).reshape(blocks, rows, -1))
         return result
 
@@ -242,7 +277,10 @@ class Backbone(nn.Module):
     def context(self, features: Tensor, positions: Tensor) -> list[LayerKV]:
         """Context K/V of every layer from features (N, T * H) at absolute positions (N,)."""
         c = self.config
-        state = self.hidden_norm(self.fc(features * self.feature_scale))
+        if not torch.is_autocast_enabled("cpu"):
+            features = features.float()
+        # There are fewer weights than features to scale.
+        state = self.hidden_norm(F.linear(features, self.fc.weight * self.feature_scale))
         cos, sin = rotary_tables(positions, c.head_dim, c.rope_theta)
         every = (self.layer(i) for i in range(c.num_layers))
         return [layer.self_attn.context_kv(state, cos, sin) for layer in every]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dspine.errors import TrainingError
 from dspine.files.schema import DrafterConfig
-from dspine.train.backbone import SequenceView
+from dspine.train.attend import SequenceView
 from dspine.train.shards import Shard, list_shards
 
 
@@ -28,7 +28,7 @@ class StepBatch:
     """A blocks of several sequences over N context rows; S = block width - 1, T teacher entries."""
 
     features: Tensor
-    """(N, taps * hidden) float32."""
+    """(N, taps * hidden) bfloat16, as the shards have them."""
     context_positions: Tensor
     """(N,) absolute."""
     views: tuple[SequenceView, ...]
@@ -119,7 +119,7 @@ def make_batch(
         supervised.append(mask)
         anchors.append(at)
     return StepBatch(
-        features=torch.cat(features).float(),
+        features=torch.cat(features),
         context_positions=torch.from_numpy(np.concatenate(positions)),
         views=tuple(views),
         anchor_positions=torch.from_numpy(np.concatenate(anchors)),

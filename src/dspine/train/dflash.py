@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspine.files.schema import DFlash2Config, DFlashConfig, DrafterConfig
-from dspine.train.backbone import Backbone, BlockOutput, Layer, LayerKV, SequenceView
+from dspine.train.attend import SequenceView
+from dspine.train.backbone import Backbone, BlockOutput, Layer, LayerKV
 
 
 class DFlashModule(Backbone):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from dspine.errors import TrainingError
 from dspine.files.schema import DSpineConfig
-from dspine.train.backbone import Backbone, BlockOutput, LayerKV, SequenceView
+from dspine.train.attend import SequenceView
+from dspine.train.backbone import Backbone, BlockOutput, LayerKV
 
 
 class Injection(nn.Module):

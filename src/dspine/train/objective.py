@@ -166,11 +166,12 @@ def grouped_topk(logits: Tensor, count: int) -> Tensor:
     rows, size = logits.shape
     if size % _GROUP or size // _GROUP < 2 * count:
         return logits.topk(count, dim=-1).indices
-    grouped = logits.view(rows, size // _GROUP, _GROUP)
-    groups = grouped.amax(dim=-1).topk(count, dim=-1).indices
-    inside = grouped.gather(1, groups[..., None].expand(-1, -1, _GROUP)).view(rows, -1)
+    # A group is every (size / _GROUP)-th entry, so that maxima are taken of whole vectors.
+    grouped = logits.view(rows, _GROUP, size // _GROUP)
+    groups = grouped.amax(dim=1).topk(count, dim=-1).indices
+    inside = grouped.gather(2, groups[:, None].expand(-1, _GROUP, -1)).view(rows, -1)
     best = inside.topk(count, dim=-1).indices
-    return groups.gather(1, best // _GROUP) * _GROUP + best % _GROUP
+    return groups.gather(1, best % count) + best // count * (size // _GROUP)
 
 
 def backbone_loss(

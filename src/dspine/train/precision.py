@@ -11,9 +11,9 @@ from collections.abc import Collection
 import torch
 
 from dspine.machine import cpu_flags
-from dspine.train.objective import DraftHead
 
 PRECISIONS = ("auto", "f32", "bf16")
+FORMATS = {"f32": torch.float32, "bf16": torch.bfloat16}
 _UNITS = "amx_bf16"
 
 
@@ -35,12 +35,12 @@ def products(precision: str) -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+def product_dtype() -> torch.dtype:
+    """The format of products here: bfloat16 inside `products("bf16")`."""
+    return torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+
+
 def row_multiple(precision: str) -> int:
     """What numbers of rows should be multiples of: products in bf16 are compiled for each shape,
     which takes longer than a product, so that shapes have to return."""
     return 64 if precision == "bf16" else 1
-
-
-def head_for(precision: str, head: DraftHead) -> DraftHead:
-    """The frozen head in the format of its products, so that no step has to convert it."""
-    return head.to(torch.bfloat16) if precision == "bf16" else head

@@ -31,7 +31,7 @@ from dspine.train.kinds import TeacherForcing, build, restore_frozen, train_loss
 from dspine.train.module import DSpineModule
 from dspine.train.objective import DraftHead, Losses, StepWeights
 from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
-from dspine.train.precision import head_for, products, resolve, row_multiple
+from dspine.train.precision import FORMATS, products, resolve, row_multiple
 from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
 from dspine.train.setup import (
@@ -118,7 +118,7 @@ class _Run:
         self.head = DraftHead.build(target.head, vocab)
         # What is recorded is what was computed. Evaluation takes the float32 head.
         self.options = replace(self.options, precision=resolve(self.options.precision))
-        self.training_head = head_for(self.options.precision, self.head)
+        self.training_head = self.head.to(FORMATS[self.options.precision])
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class _Run:
         torch.autograd.backward(losses.total)
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), options.clip)
         self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=False)
+        self.optimiser.zero_grad()
         self.step += 1
         self.anchors_seen += len(batch.anchors)
         # The graph of the step must not outlive it in the log window.
