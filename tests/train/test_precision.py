@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from dspine.cli.main import run_cli
 from dspine.errors import UsageError
 from dspine.files.checkpoint import read_checkpoint
-from dspine.train import precision
+from dspine.train import precision, trainer
 from dspine.train.batches import Sampler, ShardPool, make_batch
 from dspine.train.kinds import TeacherForcing, build, train_losses
 from dspine.train.module import DSpineModule
@@ -62,7 +63,9 @@ def test_an_unknown_precision_is_one_sentence(
 def test_losses_and_gradients_are_near_those_of_float32(data: Path, kind: str) -> None:
     chosen = options(data, data)
     geometry = replace(chosen.geometry, kind=kind, conv_group_size=8, selector_rank=8)
-    found = {name: one_step(data, geometry, name) for name in ("f32", "bf16")}
+    with precision.apart(1) as thread:
+        names = ("f32", "bf16")
+        found = {name: thread.submit(one_step, data, geometry, name).result() for name in names}
     (total, gradient), (rough_total, rough_gradient) = found["f32"], found["bf16"]
     assert rough_total != total
     assert rough_total == pytest.approx(total, rel=0.02)
@@ -125,6 +128,22 @@ def test_a_stopped_bf16_run_continues_as_if_nothing_had_happened(
     for result, expected in ((whole, "bf16"), (parts, "bf16"), (plain, "f32")):
         recorded: Any = read_checkpoint(result.checkpoint).record.provenance["options"]
         assert recorded["precision"] == expected
+
+
+def test_bf16_products_leave_the_calling_thread_alone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ggml's products in a thread where torch's had changed the tile registers ended the process.
+    used: set[int] = set()
+    step = trainer.train_losses
+
+    def noted(*arguments: Any) -> Any:
+        used.add(threading.get_ident())
+        return step(*arguments)
+
+    monkeypatch.setattr(trainer, "train_losses", noted)
+    fit(options(data, tmp_path, steps=2, precision="bf16"))
+    assert used and threading.get_ident() not in used
 
 
 @pytest.mark.parametrize("flags", [frozenset({"amx_bf16"}), frozenset[str]()])

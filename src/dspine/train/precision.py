@@ -7,6 +7,7 @@ comes out of matrix products, which processors with bf16 matrix units multiply s
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -38,6 +39,15 @@ def products(precision: str) -> torch.autocast:
 def product_dtype() -> torch.dtype:
     """The format of products here: bfloat16 inside `products("bf16")`."""
     return torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+
+
+def apart(threads: int) -> ThreadPoolExecutor:
+    """A thread for everything that has such products, with so many threads of torch to help it.
+
+    They leave the tile registers of their thread in another state. ggml sets that up once a thread
+    and never again: in a thread that it uses, its next product would end the process.
+    """
+    return ThreadPoolExecutor(1, "products", torch.set_num_threads, (threads,))
 
 
 def row_multiple(precision: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from dspine.train.kinds import TeacherForcing, build, restore_frozen, train_loss
 from dspine.train.module import DSpineModule
 from dspine.train.objective import DraftHead, Losses, StepWeights
 from dspine.train.options import FitOptions, FitResult, LogEntry, OnLog
-from dspine.train.precision import FORMATS, products, resolve, row_multiple
+from dspine.train.precision import FORMATS, apart, products, resolve, row_multiple
 from dspine.train.provenance import provenance
 from dspine.train.schedules import learning_rate
 from dspine.train.setup import (
@@ -57,9 +58,10 @@ def fit(options: FitOptions, on_log: OnLog | None = None) -> FitResult:
     Continues from the newest checkpoint in `options.output` when there is one. Raises
     TrainingError or FileError with one sentence; what was written before stays valid.
     """
-    torch.set_num_threads(options.threads or physical_cores())
-    with stop_requests() as stop:
-        return _Run(options, on_log).loop(stop)
+    threads = options.threads or physical_cores()
+    torch.set_num_threads(threads)
+    with stop_requests() as stop, apart(threads) as products_thread:
+        return _Run(options, on_log).loop(stop, products_thread)
 
 
 class _Run:
@@ -202,7 +204,7 @@ class _Run:
 
     # --- the loop ------------------------------------------------------------------------------
 
-    def loop(self, stop: threading.Event) -> FitResult:
+    def loop(self, stop: threading.Event, products_thread: Executor) -> FitResult:
         options = self.options
         last_save = last_evaluation = _seconds()
         saved_step = self.step if list_checkpoints(self.folder) else -1
@@ -211,7 +213,7 @@ class _Run:
         while self.progress < 1 and not stop.is_set():
             if self.step % options.scan_steps == 0:
                 self._scan()
-            window.append(self._train_step())
+            window.append(products_thread.submit(self._train_step).result())
             if self.step % options.log_steps == 0:
                 now = _seconds()
                 rate = (self.anchors_seen - window_anchors) / (now - window_start)
