@@ -16,7 +16,7 @@ import torch
 from dspine.cli.main import run_cli
 from dspine.errors import UsageError
 from dspine.files.checkpoint import read_checkpoint
-from dspine.train import precision, trainer
+from dspine.train import precision
 from dspine.train.batches import Sampler, ShardPool, make_batch
 from dspine.train.kinds import TeacherForcing, build, train_losses
 from dspine.train.module import DSpineModule
@@ -135,13 +135,12 @@ def test_bf16_products_leave_the_calling_thread_alone(
 ) -> None:
     # ggml's products in a thread where torch's had changed the tile registers ended the process.
     used: set[int] = set()
-    step = trainer.train_losses
 
     def noted(*arguments: Any) -> Any:
         used.add(threading.get_ident())
-        return step(*arguments)
+        return train_losses(*arguments)
 
-    monkeypatch.setattr(trainer, "train_losses", noted)
+    monkeypatch.setattr("dspine.train.trainer.train_losses", noted)
     fit(options(data, tmp_path, steps=2, precision="bf16"))
     assert used and threading.get_ident() not in used
 
