@@ -38,7 +38,7 @@ ANSWER_SETTINGS: tuple[Setting, ...] = (
         default_text="what the model's chat template says",
         group="Prompt",
         help="System message put before the prompt.",
-        commands=(*ANSWERING, "train answers"),
+        commands=(*ANSWERING, "train prompts", "train answers"),
         placeholder="TEXT",
     ),
     Setting(

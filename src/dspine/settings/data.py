@@ -1,4 +1,4 @@
-"""The options of `dspine train answers|features|ngram`, of `convert`, `export` and `quantize`."""
+"""The options of `dspine train` (data), `convert`, `export` and `quantize`."""
 
 from __future__ import annotations
 
@@ -98,6 +98,19 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         },
     ),
     Setting(
+        name="openings",
+        flags=("--openings",),
+        kind="path",
+        default=None,
+        placeholder="FILE",
+        in_environment=False,
+        default_text="nothing is given",
+        group="Data",
+        help="Text file with beginnings of prompts, one a line (\\n in it is a line feed); each "
+        "prompt continues one of them.",
+        commands=("train prompts",),
+    ),
+    Setting(
         name="answers",
         flags=("--answers",),
         kind="list",
@@ -130,7 +143,7 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         help="Where the result goes: the answer file, the folder of shards, the folder of "
         "the run, or the table. What is there is continued.",
         commands=(
-            *("train answers", "train features", "train ngram", "train fit"),
+            *("train prompts", "train answers", "train features", "train ngram", "train fit"),
             *("bench", "eval", "tokenizer export"),
         ),
         variants={
@@ -145,6 +158,7 @@ DATA_SETTINGS: tuple[Setting, ...] = (
             "tokenizer export": Variant(
                 "File to write, or its folder.", "tokenizer.json", group="Tokenizer"
             ),
+            "train prompts": Variant("Prompt file; one that is there is continued."),
             "train answers": Variant("Answer file; one that is there is continued."),
             "train features": Variant("Folder of shards; one that is there is continued."),
             "train ngram": Variant("Table file, NAME.ngram.npz beside the drafter NAME.gguf."),
@@ -206,8 +220,9 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         default_text="all",
         group="Data",
         help="Answers in the file at most; 0 is the default.",
-        commands=("train answers", "bench", "eval"),
+        commands=("train prompts", "train answers", "bench", "eval"),
         variants={
+            "train prompts": Variant("Prompts in the file; 0 is the default.", "1000"),
             "bench": Variant(
                 "Prompts of each task set or file at most, evenly spaced; 0 is the default.",
                 group="What",
@@ -239,11 +254,11 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         default=0,
         least=0,
         placeholder="N",
-        default_text="256 for answers, 512 for features",
+        default_text="160 for prompts, 256 for answers, 512 for features",
         group="Data",
-        help="Longest answer to generate, or longest sequence to capture, in tokens; 0 is "
-        "the default.",
-        commands=("train answers", "train features"),
+        help="Longest prompt or answer to generate, or longest sequence to capture, in tokens; 0 "
+        "is the default.",
+        commands=("train prompts", "train answers", "train features"),
     ),
     Setting(
         name="max_prompt_tokens",
@@ -299,7 +314,10 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         placeholder="X",
         group="Generation",
         help="Temperature of the other answers.",
-        commands=("train answers",),
+        commands=("train prompts", "train answers"),
+        variants={
+            "train prompts": Variant("Temperature that they are drawn with.", default=1.0),
+        },
     ),
     Setting(
         name="slots",
@@ -310,7 +328,8 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         placeholder="N",
         group="Generation",
         help="Answers that are generated at once.",
-        commands=("train answers",),
+        commands=("train prompts", "train answers"),
+        variants={"train prompts": Variant("Prompts that are generated at once.")},
     ),
     Setting(
         name="weights",
@@ -322,7 +341,7 @@ DATA_SETTINGS: tuple[Setting, ...] = (
         help="Number format of the target's weights for this job; another one than the "
         "file's own needs a copy, which is made once, and can be twice as fast on a "
         "CPU.",
-        commands=("train answers", "train features"),
+        commands=("train prompts", "train answers", "train features"),
     ),
     Setting(
         name="taps",

@@ -9,7 +9,10 @@ ANSWERING = ("run", "chat")
 HOLDING_AN_ENGINE = (*ANSWERING, "serve")
 MEASURING = ("bench", "eval")
 EVERY_LOADING_COMMAND = (*HOLDING_AN_ENGINE, "doctor", *MEASURING)
-TRAIN_COMMANDS = ("train answers", "train features", "train ngram", "train fit", "train eval")
+TRAIN_COMMANDS = (
+    *("train prompts", "train answers", "train features", "train ngram", "train fit"),
+    "train eval",
+)
 
 RUN_SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -143,6 +146,7 @@ RUN_SETTINGS: tuple[Setting, ...] = (
         commands=(
             *EVERY_LOADING_COMMAND,
             "quantize",
+            "train prompts",
             "train answers",
             "train features",
             "train fit",
@@ -251,7 +255,10 @@ LIBRARY_SETTINGS: tuple[Setting, ...] = (
         default_text="the one of llama-cpp-python",
         group="Library",
         help="Folder with the llama.cpp libraries (libllama and libggml) of the same version.",
-        commands=(*EVERY_LOADING_COMMAND, "quantize", "train answers", "train features"),
+        commands=(
+            *EVERY_LOADING_COMMAND,
+            *("quantize", "train prompts", "train answers", "train features"),
+        ),
         placeholder="FOLDER",
     ),
     Setting(

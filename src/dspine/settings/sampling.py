@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dspine.settings.setting import Kind, Setting, Value, Variant
 
 _COMMANDS = ("run", "chat", "serve")
-_TRAINING = ("train fit", "train answers", "train features")
+_TRAINING = ("train fit", "train prompts", "train answers", "train features")
 
 
 def _setting(
@@ -74,9 +74,8 @@ SAMPLING_SETTINGS: tuple[Setting, ...] = (
         "Keep the most likely tokens up to this probability; 1 is all.",
         least=0.0,
         training={
-            "train answers": Variant(
-                "Probability mass that they are drawn from.", group="Generation"
-            )
+            name: Variant("Probability mass that they are drawn from.", group="Generation")
+            for name in ("train prompts", "train answers")
         },
     ),
     _setting(

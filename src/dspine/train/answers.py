@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
 
 import numpy as np
 import torch
 
-from dspine.errors import TrainingError, UsageError
-from dspine.files.atomic import reason
+from dspine.errors import UsageError
 from dspine.llama.model import Model, load_safely
 from dspine.machine import physical_cores
 from dspine.train.generation import Generator, Job, common_prefix
+from dspine.train.line_file import LineFile, cut_incomplete_line, make_ready
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import Prompt, PromptEncoder, read_prompts
 from dspine.train.records import Record, is_begun_line, read_records
 from dspine.train.target_copy import check_weights, weights_file
 
-_SYNC_LINES = 32
+_WHAT = "answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +74,8 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
     _check(options)
     threads = options.threads or physical_cores()
     torch.set_num_threads(threads)
-    folder = options.output.parent
-    if options.output.is_dir():
-        raise TrainingError(f"answers cannot be written to {options.output}: name a file in it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        options.output.touch()
-    except OSError as error:
-        raise TrainingError(
-            f"answers cannot be written to {options.output} ({error.strerror}): choose another file"
-        ) from error
-    path = weights_file(options.target, options.weights, folder, threads=threads)
+    make_ready(options.output, _WHAT)
+    path = weights_file(options.target, options.weights, options.output.parent, threads=threads)
     with load_safely(path) as model:
         present = _cut_incomplete_line(options.output, model.vocab_size)
         jobs, prompts, too_long = _jobs(options, model, present)
@@ -104,7 +92,7 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
         try:
             with (
                 JobProgress("answers", len(jobs), unit="answers") as progress,
-                _Appender(options.output) as file,
+                LineFile(options.output, _WHAT) as file,
             ):
                 for job, answer in generator.run(jobs):
                     prompt_id, _, number = job.key.rpartition("#")
@@ -117,7 +105,7 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
                             answer=np.array(answer, dtype=np.int32),
                             source=prompt.source,
                             number=int(number),
-                        )
+                        ).to_line()
                     )
                     made += 1
                     ended += model.tokenizer.is_end(answer[-1])
@@ -126,46 +114,6 @@ def generate_answers(options: AnswerOptions) -> AnswerReport:
                 return AnswerReport(made, generator.tokens, ended, too_long, progress.seconds)
         finally:
             generator.close()
-
-
-class _Appender:
-    """Adds lines to a file; a full disk becomes a sentence, what is complete stays."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO
-        self._lines = 0
-
-    def __enter__(self) -> Self:
-        self._file = self._path.open("ab", buffering=0)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._file, self._explained():
-            # After an error there is one to report already, and the lines are with the system.
-            if kind is None:
-                os.fsync(self._file.fileno())
-
-    def append(self, record: Record) -> None:
-        line = record.to_line().encode()
-        with self._explained():
-            written = self._file.write(line)
-            if written < len(line):
-                # A short write is a disk that is nearly full; the rest says what is wrong.
-                self._file.write(line[written:])
-            self._lines += 1
-            if self._lines % _SYNC_LINES == 0:
-                os.fsync(self._file.fileno())
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise TrainingError(
-                f"answers could not be added to {self._path} ({error.strerror}): make room and "
-                f"start again, the complete lines are kept"
-            ) from error
 
 
 def _check(options: AnswerOptions) -> None:
@@ -181,8 +129,6 @@ def _check(options: AnswerOptions) -> None:
             f"temperature {options.temperature} must lie in 0 ... 5 and top_p {options.top_p} in "
             f"0 ... 1, without 0; greedy answers are what greedy_share is for"
         )
-    if options.output.suffix == ".gz":
-        raise UsageError(f"{options.output} cannot be added to: name a file without .gz")
     check_weights(options.weights)
 
 
@@ -190,16 +136,7 @@ def _cut_incomplete_line(path: Path, vocab_size: int) -> set[str]:
     """Keys of the answers in the file so far; a last line without its end is removed."""
     # Read first: a file that holds something else is refused as it is.
     present = {_key(r.id, r.number) for r in read_records([path], vocab_size=vocab_size)}
-    try:
-        with path.open("rb+") as file:
-            data = file.read()
-            complete = data.rfind(b"\n") + 1
-            if not complete and not is_begun_line(data):
-                raise TrainingError(f"{path} holds no answers: name another file to write them to")
-            if complete < len(data):
-                file.truncate(complete)
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be continued: {reason(error)}") from error
+    cut_incomplete_line(path, _WHAT, is_begun_line)
     return present
 
 

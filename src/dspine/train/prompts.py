@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dspine.errors import FileError
+from dspine.errors import FileError, UsageError
 from dspine.llama.model import Model
 from dspine.text.chat_template import TEMPLATE_KEY, ChatTemplate
 from dspine.train.records import UNKNOWN_SOURCE, Record, lines
@@ -25,10 +25,13 @@ class Prompt:
     licence: str = "unknown"
 
 
-def read_prompts(paths: Sequence[Path]) -> Iterator[Prompt]:
-    """Every prompt of JSON-lines files (fields id, prompt, and if known source and licence)."""
+def read_prompts(paths: Sequence[Path], *, only_ended: bool = False) -> Iterator[Prompt]:
+    """Every prompt of JSON-lines files (fields id, prompt, and if known source and licence).
+
+    `only_ended` leaves out a last line without its line feed, which a writer was stopped in.
+    """
     for path in paths:
-        for number, line in enumerate(lines(path), start=1):
+        for number, line in enumerate(lines(path, only_ended=only_ended), start=1):
             try:
                 fields = json.loads(line)
                 text = fields["prompt"]
@@ -51,6 +54,7 @@ class PromptEncoder:
 
     def __init__(self, model: Model, *, system: str | None = None) -> None:
         self._tokenizer = model.tokenizer
+        self._name = model.path.name
         self._system = system
         source = model.metadata(TEMPLATE_KEY)
         self._template = None
@@ -67,6 +71,25 @@ class PromptEncoder:
         if self._system is not None:
             messages.insert(0, {"role": "system", "content": self._system})
         return self._tokenizer.encode(self._template.render(messages), parse_special=True)
+
+    def before_user(self) -> str:
+        """What stands before a user's message; UsageError where no template says that."""
+        mark = "dspine's user writes here"
+        if self._template is None:
+            raise UsageError(
+                f"{self._name} has no chat template, so that it cannot write as a user: give "
+                f"prompts of your own"
+            )
+        messages = [{"role": "user", "content": mark}]
+        if self._system is not None:
+            messages.insert(0, {"role": "system", "content": self._system})
+        before, found, _ = self._template.render(messages).partition(mark)
+        if not found:
+            raise UsageError(
+                f"the chat template of {self._name} does not show the user's message as it is: "
+                f"give prompts of your own"
+            )
+        return before
 
     def _special(self, model: Model, name: str) -> str:
         token = getattr(model.tokenizer, name)
