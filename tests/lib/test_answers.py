@@ -19,6 +19,7 @@ from dspine.llama.batch import Batch  # noqa: E402
 from dspine.llama.context import Context  # noqa: E402
 from dspine.llama.model import Model  # noqa: E402
 from dspine.train import answers as answers_module  # noqa: E402
+from dspine.train import line_file  # noqa: E402
 from dspine.train.answers import AnswerOptions, generate_answers  # noqa: E402
 from dspine.train.generation import (  # noqa: E402
     Generator,
@@ -273,7 +274,7 @@ def test_a_full_disk_keeps_the_complete_lines(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(answers_module, "_SYNC_LINES", 1)
+        patch.setattr(line_file, "_SYNC_LINES", 1)
         patch.setattr(os, "fsync", full)
         with pytest.raises(TrainingError, match=r"No space left on device.*make room"):
             generate_answers(options)
