@@ -73,7 +73,7 @@ def test_the_target_writes_and_goes_on(options: OwnPromptOptions, tmp_path: Path
         assert "<|" not in line["prompt"]
     # A half-written line goes, the others stay, numbers go on.
     before = options.output.read_text()
-    options.output.write_text(before + '{"id":"own-9')
+    options.output.write_text(before + '{"id":"self-9')
     assert write_prompts(replace(wanted, count=6)).prompts == 2
     assert options.output.read_text().startswith(before)
     ids = [line["id"] for line in read_lines(options.output)]

@@ -27,7 +27,7 @@ from dspine.train.progress import JobProgress
 from dspine.train.prompts import PromptEncoder, read_prompts
 from dspine.train.target_copy import check_weights, weights_file
 
-SOURCE = "own"
+SOURCE = "self"
 _WHAT = "prompts"
 _LEAST_WORDS = 3
 _ALIKE_WORDS = 8
@@ -94,7 +94,7 @@ def write_prompts(options: OwnPromptOptions) -> OwnPromptReport:
             slots=min(options.slots, wanted),
             max_prompt_tokens=max(map(len, begun)),
             max_tokens=options.max_tokens,
-            shared_prefix=common_prefix([*begun, [*begun[0], 0]]),
+            shared_prefix=common_prefix(begun),
             n_threads=threads,
         )
         jobs = _jobs(options, [tuple(tokens) for tokens in begun], next_number)
