@@ -14,7 +14,7 @@ import torch
 from dspine.errors import UsageError
 from dspine.llama.model import Model, load_safely
 from dspine.machine import physical_cores
-from dspine.train.generation import Generator, Job, common_prefix
+from dspine.train.generation import Generator, Job, check_draws, common_prefix
 from dspine.train.line_file import LineFile, cut_incomplete_line, make_ready
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import Prompt, PromptEncoder, read_prompts
@@ -124,11 +124,7 @@ def _check(options: AnswerOptions) -> None:
             raise UsageError(f"{name} is {getattr(options, name)}: it must be at least 1")
     if not 0 <= options.greedy_share <= 1:
         raise UsageError(f"greedy_share is {options.greedy_share}: it must lie in 0 ... 1")
-    if not 0 < options.temperature <= 5 or not 0 < options.top_p <= 1:
-        raise UsageError(
-            f"temperature {options.temperature} must lie in 0 ... 5 and top_p {options.top_p} in "
-            f"0 ... 1, without 0; greedy answers are what greedy_share is for"
-        )
+    check_draws(options.temperature, options.top_p, "; greedy answers are what greedy_share is for")
     check_weights(options.weights)
 
 

@@ -43,6 +43,15 @@ class _Slot:
     answer: list[int] = field(default_factory=list)
 
 
+def check_draws(temperature: float, top_p: float, why: str) -> None:
+    """UsageError, ending with `why`, for what nothing can be drawn with."""
+    if not 0 < temperature <= 5 or not 0 < top_p <= 1:
+        raise UsageError(
+            f"temperature {temperature} must lie in 0 ... 5 and top_p {top_p} in 0 ... 1, "
+            f"without 0{why}"
+        )
+
+
 class Generator:
     """Decodes up to `slots` answers side by side, each as a sequence of its own.
 

@@ -21,7 +21,7 @@ from dspine.errors import TrainingError, UsageError
 from dspine.files.atomic import reason
 from dspine.llama.model import load_safely
 from dspine.machine import physical_cores
-from dspine.train.generation import Generator, Job, common_prefix
+from dspine.train.generation import Generator, Job, check_draws, common_prefix
 from dspine.train.line_file import LineFile, cut_incomplete_line, make_ready
 from dspine.train.progress import JobProgress
 from dspine.train.prompts import PromptEncoder, read_prompts
@@ -218,9 +218,6 @@ def _check(options: OwnPromptOptions) -> None:
     for name in ("count", "max_tokens", "slots"):
         if getattr(options, name) < 1:
             raise UsageError(f"{name} is {getattr(options, name)}: it must be at least 1")
-    if not 0 < options.temperature <= 5 or not 0 < options.top_p <= 1:
-        raise UsageError(
-            f"temperature {options.temperature} must lie in 0 ... 5 and top_p {options.top_p} in "
-            f"0 ... 1, without 0: prompts are drawn, or all would be the same"
-        )
+    why = ": prompts are drawn, or all would be the same"
+    check_draws(options.temperature, options.top_p, why)
     check_weights(options.weights)
