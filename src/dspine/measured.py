@@ -59,7 +59,8 @@ class CostTable:
 
     `slope_ms[n]` is what a decode of n rows costs more for each token of context beyond that.
     `context_ms` is what the drafter needs for a feature row that waited. Without a drafter
-    `draft_ms` is empty.
+    `draft_ms` is empty. `change_ms` is what a decode with another number of rows than the one
+    before costs more.
     """
 
     rows_ms: Mapping[int, float]
@@ -67,6 +68,7 @@ class CostTable:
     depth: int = 0
     slope_ms: Mapping[int, float] | None = None
     context_ms: float = 0.0
+    change_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Calibration:
     `deep` (`deep_ms`: with the settings that are of use, empty where the target is too slow for
     that). `context_ms` is what the drafter needs for a feature row that waited. All with
     `n_threads`, 0 for as many as asked for. Measuring took `seconds`, 0 where nobody knows.
+    `change_ms` is what a decode with another number of rows than the one before costs more.
     """
 
     rows_ms: dict[bool, dict[int, float]]
@@ -88,6 +91,7 @@ class Calibration:
     context_ms: float = 0.0
     n_threads: int = 0
     seconds: float = 0.0
+    change_ms: float = 0.0
 
     @property
     def is_noisy(self) -> bool:
@@ -105,7 +109,9 @@ class Calibration:
             # At most in proportion to the context: what is beyond that was a disturbance.
             further = min(max(ms, near), near * self.deep / self.depth)
             slopes[count] = (further - near) / (self.deep - self.depth)
-        return CostTable(rows, self.draft_ms, self.depth, slopes or None, self.context_ms)
+        return CostTable(
+            rows, self.draft_ms, self.depth, slopes or None, self.context_ms, self.change_ms
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -119,6 +125,7 @@ class Calibration:
             "context_ms": self.context_ms,
             "n_threads": self.n_threads,
             "seconds": self.seconds,
+            "change_ms": self.change_ms,
         }
 
     @classmethod
@@ -129,7 +136,12 @@ class Calibration:
         context_ms, n_threads = float(document["context_ms"]), int(document["n_threads"])
         if not rows or any(1 not in table for table in rows.values()):
             raise ValueError("no cost of one row")
-        if not context_ms >= 0.0 or n_threads < 0 or (deep_ms and not 0 < depth < deep):
+        change_ms = float(document.get("change_ms", 0.0))
+        if (
+            not (context_ms >= 0.0 and 0.0 <= change_ms < math.inf)
+            or n_threads < 0
+            or (deep_ms and not 0 < depth < deep)
+        ):
             raise ValueError("depths or times that cannot be")
         return cls(
             rows,
@@ -141,6 +153,7 @@ class Calibration:
             context_ms,
             n_threads,
             float(document.get("seconds", 0.0)),
+            change_ms,
         )
 
 

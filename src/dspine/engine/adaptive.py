@@ -67,12 +67,12 @@ class AdaptiveWidth:
 
     # More attributes than Python keeps beside an object: in a dict they would be apart in memory.
     __slots__ = (
-        "_all", "_behind", "_block", "_costs", "_credit", "_doubts", "_draft_ms", "_drafted",
-        "_extra", "_follows", "_free", "_has_rivals", "_instead", "_is_rest", "_lead", "_led",
-        "_lookups", "_most", "_network", "_nothing", "_offers", "_onward", "_open", "_owed",
-        "_plain", "_probing", "_prospects", "_rate", "_restore", "_rows", "_save", "_sequences",
-        "_shared", "_since", "_situation", "_sources", "_speed", "_time", "_tokens", "_trial",
-        "_warm", "_width", "_worth",
+        "_all", "_behind", "_block", "_change", "_costs", "_credit", "_doubts", "_draft_ms",
+        "_drafted", "_extra", "_follows", "_free", "_has_rivals", "_instead", "_is_rest", "_last",
+        "_lead", "_led", "_lookups", "_most", "_network", "_nothing", "_offers", "_onward",
+        "_open", "_owed", "_plain", "_probing", "_prospects", "_rate", "_restore", "_rows",
+        "_save", "_sequences", "_shared", "_since", "_situation", "_sources", "_speed", "_time",
+        "_tokens", "_trial", "_warm", "_width", "_worth",
     )  # fmt: skip
 
     def __init__(
@@ -132,6 +132,9 @@ class AdaptiveWidth:
         self._owed: list[float] = self._nothing
         self._save = self._restore = 0.0
         self._extra = 0
+        self._last = -1
+        """Rows of the decode before, but for one; -1 before the first."""
+        self._change = 0.0
         self._draft_ms = 0.0
         self._width = self._situation = 0
         self._probing = self._warm = False
@@ -189,6 +192,7 @@ class AdaptiveWidth:
         speed = max(1.0, self._tokens / self._time)
         self._plain = plain = rows[0]
         self._rate = speed / plain
+        self._change = self._costs.change_ms
         self._extra, copies = request.extra, request.copies
         if copies is None:
             self._owed, self._save, self._restore = self._nothing, 0.0, 0.0
@@ -213,7 +217,7 @@ class AdaptiveWidth:
 
     def _weighed(self) -> tuple[float, float]:
         """(tokens that the best step without a draft is worth, best chance of a first draft)."""
-        best, first = 1.0 - self._rate * self._rows[0], 0.0
+        best, first = self._undrafted(), 0.0
         for index, chain in enumerate(self._offers):
             found = self._best(chain)
             self._worth.append(found)
@@ -258,7 +262,7 @@ class AdaptiveWidth:
             self._prospects.add(self._situation, self._drafted.slots[: drafted.own])
             offers = [*offers, self._drafted]
         self._all = offers
-        value, chosen = 1.0 - self._rate * self._rows[0], NOTHING
+        value, chosen = self._undrafted(), NOTHING
         if drafted.drawn:
             # Not forgotten even if it is not verified: see Proposal.first.
             chosen = drafted.first(0)
@@ -289,8 +293,12 @@ class AdaptiveWidth:
         led = self._led
         if led is not None and led.follow(confirmed) and self._open is None:
             self._open = led
-        cost = expected = rows[outcome.drafts]
-        self._costs.observe_rows(expected, self._extra + outcome.drafts + 1, outcome.verify_ms)
+        cost = rows[outcome.drafts]
+        others = self._extra + outcome.drafts
+        if others != self._last:
+            cost += self._change
+        self._costs.observe_rows(cost, others + 1, outcome.verify_ms)
+        self._last = others
         if outcome.drafts:
             cost += self._save
             if len(confirmed) <= outcome.drafts:
@@ -348,6 +356,11 @@ class AdaptiveWidth:
 
     # -- arithmetic ------------------------------------------------------------------------------
 
+    def _undrafted(self) -> float:
+        """What a step without drafts is worth."""
+        change = self._change if self._last != self._extra else 0.0
+        return 1.0 - self._rate * (self._rows[0] + change)
+
     def _best(self, chain: Offer) -> tuple[int, float]:
         """(drafts, value) of the best part of a chain, as far as its loss can be afforded."""
         rows, rate = self._rows, self._rate
@@ -355,7 +368,8 @@ class AdaptiveWidth:
         allowed = self._credit * self._plain + rows[0] - save
         if self._width:
             allowed -= self._draft_ms
-        before, tokens, best, value = 1.0, 1.0, 0, 1.0 - rate * rows[0]
+        before, tokens, best, value = 1.0, 1.0, 0, self._undrafted()
+        same, change = self._last - self._extra, rate * self._change
         for count, reached in enumerate(chain.reaches(), 1):
             lost += (before - reached) * owed[count]
             before = reached
@@ -363,6 +377,8 @@ class AdaptiveWidth:
                 break
             tokens += reached
             worth = tokens - rate * (rows[count] + save + lost)
+            if count != same:
+                worth -= change
             if worth > value:
                 best, value = count, worth
         return best, value

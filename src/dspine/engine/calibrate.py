@@ -59,10 +59,14 @@ STEADY = 1.15
 
 @dataclass(frozen=True, slots=True)
 class RowTiming:
-    """Best milliseconds by attention setting and row count, and how far typical ones were above."""
+    """Best milliseconds by attention setting and row count, and how far typical ones were above.
+
+    `change_ms` is what a decode took longer where the one before had another number of rows.
+    """
 
     ms: dict[bool, dict[int, float]]
     noise: float = 1.0
+    change_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ def choose_threads(
         for threads in candidates:
             set_threads(threads)
             for count in (1, 4):
-                spent = _decode_ms(target, rows[:count], len(context), target.wait)
+                _, spent = _decode_ms(target, rows[:count], len(context), target.wait)
                 times.setdefault((threads, count), []).append(spent)
     target.clear()
     most = max(candidates)
@@ -288,12 +292,15 @@ def _time_after(
     """
     for target in targets.values():
         target.checkpoint()
+    changes: list[float] = []
 
     def once(case: tuple[int, bool]) -> float:
         count, flash = case
         target = targets[flash]
         rows = tokens[depth : depth + count]
-        return _decode_ms(target, rows, depth, lambda: finish(target, count))
+        first, spent = _decode_ms(target, rows, depth, lambda: finish(target, count))
+        changes.append(first - spent)
+        return spent
 
     cases = [(count, flash) for count in _in_turn(counts) for flash in sorted(targets)]
     times = _take_turns(once, cases, len(targets), repeats, budget_ms)
@@ -301,23 +308,26 @@ def _time_after(
         flash: _complete({n: min(times[n, on]) for n, on in times if on is flash}, counts)
         for flash in sorted(targets)
     }
-    return RowTiming(best, spread(times, len(cases)))
+    return RowTiming(best, spread(times, len(cases)), max(0.0, statistics.median(changes)))
 
 
 def _decode_ms(
     target: Target, rows: Sequence[int], position: int, finish: Callable[[], None]
-) -> float:
-    """Milliseconds of a decode that follows one of as many rows, as most do; it is taken back."""
-    spent = 0.0
-    for _ in range(2):
+) -> tuple[float, float]:
+    """Milliseconds of a decode that follows one of as many rows, as most do, after those of the
+    one before it; both are taken back.
+    """
+    first = spent = 0.0
+    for turn in range(2):
         started = perf_counter()
         target.decode(rows, position, "all")
         finish()
         spent = (perf_counter() - started) * 1000.0
         target.restore()
+        first = spent if turn == 0 else first
         if spent > LONG_MS:
             break
-    return spent
+    return first, spent
 
 
 def _clear(targets: Mapping[bool, Target]) -> None:

@@ -53,6 +53,8 @@ class StepCosts:
             share * interpolate(table.draft_ms, width) if table.draft_ms and width > 1 else 0.0
             for width in range(most_rows + 1)
         ]
+        self.change_ms = table.change_ms / sequences
+        """Milliseconds that a decode costs more where the one before had other rows."""
         self._depth = table.depth
         self._context = table.context_ms
         self._verify_shift = 0.0

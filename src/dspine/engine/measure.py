@@ -99,7 +99,7 @@ def key_of(model: Model, drafter: Path | None, conditions: Conditions) -> dict[s
         "extra_buffers": model.use_extra_buffers,
         "flash_attention": conditions.flash_attention,
         "rows": conditions.most_rows,
-        "decodes": "after one of as many rows",
+        "decodes": "after one of as many rows, and one of others",
     }
 
 
@@ -169,7 +169,7 @@ def _target_times(
 ) -> Calibration:
     """Decodes of up to `most` rows after `depth` positions, and of some counts after `deep`."""
     rows = calibrate.time_rows(targets, tokens, calibrate.row_counts(most), depth=depth, keep=True)
-    found = Calibration(rows.ms, {}, rows.noise, depth)
+    found = Calibration(rows.ms, {}, rows.noise, depth, change_ms=rows.change_ms)
     if deep <= depth:
         return found
     useful = {flash: targets[flash] for flash in calibrate.of_use(rows.ms)}
