@@ -31,13 +31,16 @@ class SimulatedStep:
 
 @dataclass(frozen=True)
 class Device:
-    """Milliseconds of n rows and of a draft of width w; what is measured of it is exact."""
+    """Milliseconds of n rows and of a draft of width w, and what a decode of other rows than the
+    one before takes longer; what is measured of it is exact.
+    """
 
     rows_ms: Mapping[int, float]
     draft_ms: Mapping[int, float]
+    change_ms: float = 0.0
 
     def table(self) -> CostTable:
-        return CostTable(self.rows_ms, self.draft_ms)
+        return CostTable(self.rows_ms, self.draft_ms, change_ms=self.change_ms)
 
     def policy(
         self, curve: Sequence[float] = (0.6,) * (BLOCK - 1), *, follows: bool = False
@@ -85,7 +88,7 @@ def simulate(
         return Proposal(tuple(drafts), (score,) * count, source)
 
     steps: list[SimulatedStep] = []
-    done = 0
+    done, last = 0, -1
     while done < tokens:
         free = [] if lookup is None else [chain("ngram", lookup_drafts, lookup(done), done)]
         asked = policy.ask(free, Ask(0, done, MOST - 1), 0)
@@ -102,14 +105,16 @@ def simulate(
         while accepted < len(chosen.tokens) and chosen.tokens[accepted] == done + accepted:
             accepted += 1
         confirmed = tuple(range(done, done + accepted + 1))
-        ms = device.time(len(chosen.tokens), asked)
+        change = device.change_ms if len(chosen.tokens) != last else 0.0
+        last = len(chosen.tokens)
+        ms = device.time(last, asked) + change
         factor = slow(done)
         policy.observe(
             Outcome(
                 len(chosen.tokens),
                 confirmed,
                 draft_ms=factor * interpolate(device.draft_ms, asked + 1) if asked else 0.0,
-                verify_ms=factor * interpolate(device.rows_ms, len(chosen.tokens) + 1),
+                verify_ms=factor * (interpolate(device.rows_ms, last + 1) + change),
             )
         )
         steps.append(

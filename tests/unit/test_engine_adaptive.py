@@ -198,6 +198,40 @@ def test_informed_scores_decide_chain_by_chain() -> None:
     assert np.mean(good) > 1.5 * np.mean(bad)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_not_changed_for_less_than_the_change_costs(seed: int) -> None:
+    rebuilding = Device({1: 10.0, 8: 16.0, 16: 26.0}, {2: 0.3, 8: 0.6}, change_ms=2.5)
+    unaware = Device(rebuilding.rows_ms, rebuilding.draft_ms)
+    chances = np.random.default_rng(9).choice([0.8, 0.6], 3000)
+
+    def lookup(position: int) -> float:
+        return float(chances[position])
+
+    def run(policy: AdaptiveWidth) -> tuple[int, float]:
+        steps = simulate(
+            rebuilding, policy, constant(0.0), lookup=lookup, tokens=1500, seed=seed, informed=True
+        )
+        changes = sum(a.drafts != b.drafts for a, b in pairwise(steps))
+        return changes, speedup(rebuilding, steps)
+
+    changes, speed = run(rebuilding.policy())
+    changes_unaware, speed_unaware = run(unaware.policy())
+    assert changes < 0.5 * changes_unaware
+    assert speed > 1.03 * speed_unaware
+
+
+def test_a_change_of_rows_is_no_error_of_the_costs() -> None:
+    rebuilding = Device({1: 10.0, 16: 12.0}, {2: 0.3, 8: 0.6}, change_ms=5.0)
+    costs = StepCosts(rebuilding.table(), MOST)
+    policy = AdaptiveWidth(costs, most_drafts=MOST - 1)
+    for step in range(4 * EVERY):
+        policy.ask([], Ask(0, step, MOST - 1), None)
+        drafts = step % 2
+        ms = interpolate(rebuilding.rows_ms, drafts + 1) + rebuilding.change_ms
+        policy.observe(Outcome(drafts, (step,), draft_ms=0.0, verify_ms=ms))
+    assert costs.rows(0)[:2] == pytest.approx([10.0, interpolate(rebuilding.rows_ms, 2)])
+
+
 def test_more_sequences_make_blocks_narrower() -> None:
     device = Device({1: 30.0, 8: 34.0, 16: 40.0, 64: 130.0, 128: 250.0}, {2: 1.0, 8: 2.0})
     widths = []

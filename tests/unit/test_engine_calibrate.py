@@ -92,6 +92,7 @@ def test_a_decode_is_timed_after_one_of_as_many_rows(clock: Clock) -> None:
     target = Rebuilding(mixing(50, 1), 50, n_ctx=60, n_batch=16)
     timing = time_rows({False: target}, [7] * 60, (1, 2, 4), depth=16)
     assert timing.ms[False] == pytest.approx({1: 12.0, 2: 24.0, 4: 49.0})
+    assert timing.change_ms == pytest.approx(1.0)
     threads: list[int] = []
     calibrate.choose_threads(target, threads.append, (2, 1), [7] * 20, repeats=1)
     assert [len(tokens) for _, tokens in target.decoded][-6:] == [1, 1, 4, 1, 1, 4]
@@ -273,7 +274,8 @@ def test_row_counts_end_with_the_largest() -> None:
 
 
 def test_a_measurement_is_kept_and_used_again(tmp_path: Path) -> None:
-    made = Calibration(ROWS, {2: 1.5, 8: 4.0}, 1.1, 100, 400, {True: {1: 11.0}}, 0.03, 2, 1.5)
+    made = Calibration(ROWS, {2: 1.5, 8: 4.0}, 1.1, 100, 400, {True: {1: 11.0}}, 0.03, 2, 1.5, 0.7)
+    assert made.costs(True).change_ms == 0.7
     first, kept = cached({"target": "a"}, tmp_path, lambda: made)
     assert (first, kept) == (made, False)
     again, kept = cached({"target": "a"}, tmp_path, lambda: pytest.fail("measured again"))
@@ -293,6 +295,7 @@ def test_a_measurement_is_kept_and_used_again(tmp_path: Path) -> None:
         "NO-ROWS",
         "NEGATIVE",
         "DEPTHS",
+        "CHANGE",
     ],
 )
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, damage: str) -> None:
@@ -308,6 +311,8 @@ def test_a_damaged_file_is_measured_anew(tmp_path: Path, damage: str) -> None:
         damage = json.dumps({**document, "rows_ms": {"off": {"1": -3}}})
     elif damage == "DEPTHS":
         damage = json.dumps({**document, "deep": 0, "deep_ms": {"on": {"1": 9.0}}})
+    elif damage == "CHANGE":
+        damage = json.dumps({**document, "change_ms": -0.1})
     file.write_text(damage)
     anew = Calibration(ROWS, {2: 9.0}, 1.0)
     assert cached({"target": "a"}, tmp_path, lambda: anew) == (anew, False)
