@@ -10,7 +10,7 @@ import torch
 
 from dspine.errors import TrainingError
 from dspine.train.chain import draft_chain, top_candidates
-from dspine.train.evaluate import AcceptanceReport, evaluate_shards, simulate
+from dspine.train.evaluate import AcceptanceReport, Evaluation, evaluate_shards, simulate
 from dspine.train.objective import DraftHead
 from dspine.train.shards import Shard, ShardWriter, list_shards
 from tests.support.tiny_drafter import TinyPair, tiny_config
@@ -36,6 +36,22 @@ def test_report_by_hand() -> None:
     assert report.expected_acceptance_length == 3.0
     assert report.acceptance_curve == (0.5, 0.4, 0.0)
     assert report.coverage == (0.9, 0.5, 0.5)
+
+
+def report(tokens: int, tried: tuple[int, ...], accepted: tuple[int, ...]) -> AcceptanceReport:
+    return AcceptanceReport(tokens, tokens, tokens, tokens, tried, accepted, (), ())
+
+
+def test_sources_count_alike_in_the_typical_curve() -> None:
+    maths = report(5000, (1000, 800, 400, 0), (800, 400, 0, 0))
+    prose = report(500, (100, 40, 20, 10), (40, 20, 10, 0))
+    few = report(250, (50, 10, 0, 0), (10, 0, 0, 0))
+    overall = report(5750, (1150, 850, 420, 10), (850, 420, 10, 0))
+    both = Evaluation(overall, {"maths": maths, "prose": prose})
+    assert both.typical_curve == pytest.approx((0.6, 0.5, 0.05 / 0.3, 0.0))
+    three = Evaluation(overall, {"maths": maths, "prose": prose, "few": few})
+    assert three.typical_curve[0] == pytest.approx((0.8 + 0.4 + 0.5 * 0.2) / 2.5)
+    assert Evaluation(overall).typical_curve == overall.acceptance_curve
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ from dspine.train.shards import Shard
 _BLOCKS_PER_PASS = 256
 _ORDER_SEED = 20260928
 
+_ENOUGH = 500
+"""Tokens of a source from which on it counts as much as any other in `typical_curve`."""
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceReport:
@@ -101,6 +104,22 @@ class Evaluation:
     by_source: dict[str, AcceptanceReport] = field(default_factory=dict)
     answers: tuple[AnswerSteps, ...] = ()
     """In the order of the evaluation."""
+
+    @property
+    def typical_curve(self) -> tuple[float, ...]:
+        """P(slot i accepted | all earlier slots accepted) on a text whose source is not known.
+
+        Sources count alike however many of their answers are held out, but for those with few
+        tokens.
+        """
+        weights = [min(report.tokens, _ENOUGH) for report in self.by_source.values()]
+        curves = [report.acceptance_curve for report in self.by_source.values()]
+        if not sum(weights):
+            return self.overall.acceptance_curve
+        reached = np.average(np.cumprod(curves, axis=1), axis=0, weights=weights)
+        before = np.concatenate(([1.0], reached[:-1]))
+        # A slot that is never reached stands for none.
+        return tuple(float(r / b) if b else 0.0 for r, b in zip(reached, before, strict=True))
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

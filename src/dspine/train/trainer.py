@@ -377,7 +377,7 @@ class _Run:
 
     def _record(self) -> TrainingRecord:
         evaluation = self.last_evaluation
-        curve = () if evaluation is None else evaluation.overall.acceptance_curve
+        curve = () if evaluation is None else evaluation.typical_curve
         return TrainingRecord(
             acceptance_curve=curve,
             provenance={
