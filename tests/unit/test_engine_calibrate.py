@@ -263,6 +263,71 @@ def test_fewer_threads_that_win_on_a_busy_machine_are_not_kept(clock: Clock) -> 
     assert found == (1, NOISY)
 
 
+@pytest.mark.parametrize(
+    ("busy_until", "threads", "noise", "looks"),
+    [(0, 2, 1.0, 1), (90, 2, NOISY, 2), (10**9, 1, 1.0, 2)],
+)
+def test_fewer_threads_must_win_again_after_the_measurement(
+    clock: Clock, busy_until: int, threads: int, noise: float, looks: int
+) -> None:
+    class Shared(FakeTarget):
+        """Two threads halve the time unless something else holds a core, steadily."""
+
+        threads = 2
+        decodes = 0
+
+        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+            super().decode(tokens, position, "all")
+            self.decodes += 1
+            alone = self.threads == 2 and self.decodes > busy_until
+            clock.now += 0.005 if alone else 0.010
+
+        def set_threads(self, count: int) -> None:
+            self.threads = count
+
+    target = Shared(mixing(50, 1), 50, n_ctx=600, n_batch=64)
+    seen: list[tuple[Sequence[int], float]] = []
+
+    def choose(candidates: Sequence[int], fewer_from: float) -> tuple[int, float]:
+        seen.append((candidates, fewer_from))
+        return calibrate.choose_threads(
+            target, target.set_threads, candidates, [7] * 36, fewer_from=fewer_from
+        )
+
+    def measure() -> int:
+        target.decodes += 60
+        return target.threads
+
+    chosen, doubt, measured_with = calibrate.with_threads(choose, (2, 1), measure)
+    assert (chosen, doubt, measured_with) == (threads, noise, threads)
+    assert target.threads == threads
+    assert len(seen) == looks
+
+
+@pytest.mark.parametrize(
+    ("fewer_from", "threads"),
+    [(calibrate.FEWER_THREADS_FROM, 2), (calibrate.STILL_FEWER_FROM, 1)],
+)
+def test_a_second_look_keeps_fewer_threads_that_are_nearly_as_fast(
+    clock: Clock, fewer_from: float, threads: int
+) -> None:
+    class Close(FakeTarget):
+        threads = 2
+
+        def decode(self, tokens: Sequence[int], position: int, logits: object) -> None:
+            super().decode(tokens, position, "all")
+            clock.now += 0.010 if self.threads == 2 else 0.011
+
+        def set_threads(self, count: int) -> None:
+            self.threads = count
+
+    target = Close(mixing(50, 1), 50, n_ctx=600, n_batch=64)
+    found = calibrate.choose_threads(
+        target, target.set_threads, (2, 1), [7] * 36, fewer_from=fewer_from
+    )
+    assert found == (threads, 1.0)
+
+
 def test_more_rows_never_cost_less() -> None:
     assert never_cheaper({1: 9.0, 2: 8.0, 4: 12.0}) == {1: 8.0, 2: 8.0, 4: 12.0}
 

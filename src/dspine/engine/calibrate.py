@@ -16,6 +16,7 @@ from dspine.engine.target import Target, read_tokens
 from dspine.measured import DEPTH, NOISY, interpolate
 
 Case = TypeVar("Case", bound=Hashable)
+Measured = TypeVar("Measured")
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Row counts that are timed; between them the cost is taken as linear."""
@@ -34,6 +35,9 @@ THREADS_BUDGET_MS = 300.0
 
 FEWER_THREADS_FROM = 0.97
 """Share of the time from which fewer threads are preferred: they leave cores to others."""
+
+STILL_FEWER_FROM = 0.85
+"""The same for the second look at a choice of fewer threads."""
 
 REPEATS = 5
 ROWS_BUDGET_MS = 1000.0
@@ -148,11 +152,12 @@ def choose_threads(
     *,
     repeats: int = 5,
     budget_ms: float = THREADS_BUDGET_MS,
+    fewer_from: float = FEWER_THREADS_FROM,
 ) -> tuple[int, float]:
     """(threads, noise): the number with the shortest time of one row and four after `tokens`.
 
-    All candidates take turns. Fewer threads win where they are about as fast; but where that
-    is because other programs use the cores, the noise is NOISY, so that it is not kept.
+    All candidates take turns. Fewer threads win where they are about as fast (`fewer_from`); but
+    where that is because other programs use the cores, the noise is NOISY, so that it is not kept.
     """
     if len(candidates) == 1:
         return candidates[0], 1.0
@@ -175,7 +180,7 @@ def choose_threads(
     best, best_share = most, 1.0
     for threads in sorted(candidates, reverse=True):
         share = 0.5 * sum(min(times[threads, n]) / min(times[most, n]) for n in (1, 4))
-        if share * FEWER_THREADS_FROM < best_share and share < 1.0 / FEWER_THREADS_FROM:
+        if share * fewer_from < best_share and share < 1.0 / fewer_from:
             best, best_share = threads, share
     set_threads(best)
     steady = all(
@@ -184,6 +189,28 @@ def choose_threads(
         if threads == most
     )
     return best, 1.0 if best == most or steady else NOISY
+
+
+def with_threads(
+    choose: Callable[[Sequence[int], float], tuple[int, float]],
+    candidates: Sequence[int],
+    measure: Callable[[], Measured],
+) -> tuple[int, float, Measured]:
+    """(threads, noise, what `measure` finds with them), where `choose(candidates, fewer_from)`
+    sets the number of threads.
+
+    Fewer threads than the most must stand a second look afterwards: a program that takes a core
+    for a moment makes them seem as fast. Where they do not, nothing of it is kept.
+    """
+    threads, noise = choose(candidates, FEWER_THREADS_FROM)
+    found = measure()
+    most = max(candidates)
+    if threads == most:
+        return threads, noise, found
+    again, doubt = choose((most, threads), STILL_FEWER_FROM)
+    if again == threads:
+        return threads, max(noise, doubt), found
+    return again, NOISY, measure()
 
 
 def time_drafter(

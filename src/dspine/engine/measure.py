@@ -139,13 +139,15 @@ def _measured(
             for flash in conditions.settings
         }
         usual = targets[conditions.settings[-1]]
-        threads, doubt = calibrate.choose_threads(
-            usual,
-            partial(_set_threads, targets.values(), drafter),
+        set_threads = partial(_set_threads, targets.values(), drafter)
+        few = tokens[: min(depth, 36)]
+        threads, doubt, found = calibrate.with_threads(
+            lambda candidates, fewer_from: calibrate.choose_threads(
+                usual, set_threads, candidates, few, fewer_from=fewer_from
+            ),
             (conditions.n_threads, *conditions.fewer_threads),
-            tokens[: min(depth, 36)],
+            lambda: _target_times(targets, tokens, depth, deep, most),
         )
-        found = _target_times(targets, tokens, depth, deep, most)
         found = replace(found, n_threads=threads, noise=max(found.noise, doubt))
         if drafter is None or file is None:
             return found
