@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import stat
+import subprocess
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -163,14 +164,36 @@ def test_the_terminal_is_as_before_however_an_answer_ends(
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb"), os.fdopen(theirs) as stream:
         monkeypatch.setattr(sys, "stdin", stream)
-        before = termios.tcgetattr(stream), signal.getsignal(signal.SIGINT)
+        kept = signal.SIGINT, signal.SIGTERM
+        before = termios.tcgetattr(stream), *map(signal.getsignal, kept)
         ended = pytest.raises(KeyboardInterrupt) if presses == 2 else nullcontext()
         with ended, cancel_quietly() as cancel:
             assert not termios.tcgetattr(stream)[3] & termios.ECHO
             for _ in range(presses):
                 signal.raise_signal(signal.SIGINT)
                 assert cancel.is_set()
-        assert (termios.tcgetattr(stream), signal.getsignal(signal.SIGINT)) == before
+        assert (termios.tcgetattr(stream), *map(signal.getsignal, kept)) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
+def test_the_terminal_shows_keys_again_after_a_process_that_was_ended() -> None:
+    program = """
+import sys, time
+from dspine.cli.interrupts import unechoed
+with unechoed(sys.stdin):
+    print("answering", flush=True)
+    time.sleep(60)
+"""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs) as stream:
+        before = termios.tcgetattr(stream)
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, stdin=stream, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None and child.stdout.readline() == "answering\n"
+            assert not termios.tcgetattr(stream)[3] & termios.ECHO
+            child.terminate()
+            assert child.wait(30) == -signal.SIGTERM
+        assert termios.tcgetattr(stream) == before
 
 
 def test_where_nobody_types_nothing_is_changed() -> None:

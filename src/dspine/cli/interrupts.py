@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -40,11 +41,23 @@ def unechoed(stream: TextIO) -> Iterator[None]:
     before = termios.tcgetattr(stream)
     changed = termios.tcgetattr(stream)
     changed[3] &= ~termios.ECHO
+    ends_process = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        # The terminal outlives the process. Its output may be held: nothing waits for it here.
+        termios.tcsetattr(stream, termios.TCSANOW, before)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
     try:
+        if ends_process:
+            signal.signal(signal.SIGTERM, end)
         termios.tcsetattr(stream, termios.TCSADRAIN, changed)
         yield
     finally:
         termios.tcsetattr(stream, termios.TCSADRAIN, before)
+        if ends_process:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
