@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -210,11 +210,15 @@ class Chat:
             click.echo(self._settings.show(name))
         else:
             coloured = self._settings.color_tokens
-            click.echo(self._settings.set(name, value.strip()))
+            click.echo(self._settings.set(name, value.strip(), self._check_grammar))
             if self._settings.arguments()["plain"] is False:
                 self._check_drafting()
             if self._settings.color_tokens and not coloured:
                 click.echo(legend(colour=self._colour))
+
+    def _check_grammar(self, arguments: Mapping[str, Any]) -> None:
+        if arguments["grammar"] is not None:
+            self._session.engine.check_grammar(arguments["grammar"])
 
     def _check_drafting(self) -> None:
         engine = self._session.engine

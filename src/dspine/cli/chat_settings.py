@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dspine.cli.options import Options
@@ -72,8 +73,13 @@ class ChatSettings:
     def color_tokens(self) -> bool:
         return self._all().switch("color_tokens")
 
-    def set(self, name: str, text: str) -> str:
-        """Change one value, `default` for that of the program; the new state as a line."""
+    def set(
+        self, name: str, text: str, check: Callable[[Mapping[str, Any]], None] = lambda _: None
+    ) -> str:
+        """Change one value, `default` for that of the program; the new state as a line.
+
+        `check` raises UsageError for arguments that only the model can refuse.
+        """
         setting = self._find(name)
         value: Value
         if text == DEFAULT:
@@ -85,7 +91,7 @@ class ChatSettings:
         before = dict(self._values)
         self._values[setting.name] = value
         try:
-            self.arguments()
+            check(self.arguments())
         except UsageError:
             self._values = before
             raise

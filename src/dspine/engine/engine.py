@@ -223,6 +223,10 @@ class Engine:
         """`generate` to the end; same options."""
         return _collect(self.generate(prompt, **options))
 
+    def check_grammar(self, grammar: GrammarOptions) -> None:
+        """UsageError for a grammar that answers cannot follow, before anything is answered."""
+        self._requests.check_grammar(grammar)
+
     def compare(
         self,
         prompt: Prompt,

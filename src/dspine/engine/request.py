@@ -70,6 +70,10 @@ class Requests:
             self._mode.look(tokens, parts.tokenizer)
         return tokens
 
+    def check_grammar(self, grammar: GrammarOptions) -> None:
+        """UsageError for a grammar that answers cannot follow."""
+        self._grammars.matcher(grammar)
+
     def run(self, tokens: Sequence[int], target: Target, options: AnswerOptions) -> Run:
         """Everything an answer on `target` works on.
 
