@@ -24,7 +24,7 @@ from dspine.drafters.base import Draft, Draw
 from dspine.files.schema import DrafterConfig
 from dspine.ggml import Backend, Bound, Graph, Tensor
 
-_SPARE = 2
+_SPARE = 3
 """Tokens looked at for each candidate that is kept, when the head's product is not exact."""
 
 _FEW_CHANGES = 64
